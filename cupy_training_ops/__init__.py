@@ -68,6 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    """Return what is imported or made at its first use: modules, operator classes, functions."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name], __name__), name)
     if name == "torch":
@@ -87,6 +88,7 @@ def __getattr__(name: str) -> object:
 
 
 def _with_torch() -> object:
+    """Return the submodule `torch`; AttributeError if PyTorch is not installed."""
     try:
         return importlib.import_module(".torch", __name__)
     except ModuleNotFoundError as error:

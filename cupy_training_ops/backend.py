@@ -50,12 +50,12 @@ class ArrayInfo(NamedTuple):
 
     @classmethod
     def of(cls, info: Info) -> ArrayInfo:
-        """With a plain tuple for a shape: PyTorch's are of a type of their own."""
+        """Make it of its fields, with the shape as a plain tuple: PyTorch's is a torch.Size."""
         return cls(*info)._replace(shape=tuple(info[2]))
 
     @property
     def spec(self) -> Spec:
-        """The part that planning sees."""
+        """The part that planning sees: shape, dtype and alignment."""
         return Spec(self.shape, self.dtype, self.aligned)
 
     @property
@@ -74,34 +74,40 @@ class KernelSource(Protocol):
     def code(self) -> str: ...
 
 
-Kernel = Callable[..., None]  # of grid, block, arguments and shared memory
-Extents = tuple[int, ...]  # of a grid or a block
+Kernel = Callable[..., None]  # of (grid, block, arguments, bytes of shared memory)
+Extents = tuple[int, ...]  # of a grid or a block: one to three
 
 
 class Module(Protocol):
     """Compiled CUDA text."""
 
     def get_function(self, name: str) -> Kernel:
-        """The kernel of that name; it takes grid, block, arguments and bytes of shared memory."""
+        """Return the kernel of that name: f(grid, block, arguments, bytes of shared memory)."""
 
     def allow_shared(self, function: Kernel, nbytes: int) -> None:
-        """Let launches of a kernel have so much shared memory, static and dynamic."""
+        """Let launches of a kernel have `nbytes` of shared memory a block, static and dynamic."""
 
 
 class Driver(Protocol):
-    """Launches kernels whose arguments are in memory."""
+    """Launcher of kernels whose arguments are in memory, at addresses that a row there lists."""
 
     def head(
         self, function: Kernel, grid: Extents, block: Extents, nbytes: int, types: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """First arguments of `launch` for a kernel with parameters of these types."""
+        """Return the first arguments of `launch` for a kernel, `function`, with parameters of these
+        types.
+
+        grid, block: its blocks, and the threads of each. nbytes: of dynamic shared memory.
+        """
 
     @property
     def launch(self) -> Callable[..., object]:
-        """Queue a kernel: its head, a stream, the address of its arguments' addresses, and 0."""
+        """Queue a kernel: launch(*head, stream's address, address of the row of arguments'
+        addresses, 0)."""
 
     def mend(self, error: Exception) -> bool:
-        """Mend what the first launch of a thread fails for; True if it may be queued again."""
+        """Mend the cause of an error of a thread's first launch; return True if it was known, so
+        that the launch may be queued again."""
 
 
 class Backend(Protocol):
@@ -109,7 +115,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """Name in messages: "cpu" or "cuda"."""
 
     @property
     def runs_kernels(self) -> bool:
@@ -126,74 +132,76 @@ class Backend(Protocol):
 
     @property
     def driver(self) -> Driver | None:
-        """Launcher of packed arguments; None where kernels are called with objects."""
+        """Launcher of kernels by addresses of arguments; None: they are called with objects."""
 
     def info(self, array: Any) -> Info:
-        """The fields of ArrayInfo; a bare tuple, because every call makes some."""
+        """Return the fields of ArrayInfo; a bare tuple, because every call makes some."""
 
     def infos(self, arrays: Sequence[Any]) -> list[Info | None]:
-        """The `info` of each array of a list; None for None."""
+        """Return the `info` of each array of a list; None for None."""
 
     def pointers(self, arrays: Sequence[Any]) -> list[int]:
-        """The addresses of the first elements; 0 for None."""
+        """Return the addresses of the first elements; 0 for None."""
 
     def states(self, arrays: Sequence[Any]) -> list[object]:
-        """State of arrays that may change while they live: equal states of the same objects mean
-        that they are as before."""
+        """Return for each array all that may change of it while it lives, such as its shape.
+
+        If the states of the same objects are equal, they are as before.
+        """
 
     def offset(self, array: Any, nbytes: int) -> object:
-        """A kernel argument that points `nbytes` into the array."""
+        """Return a kernel argument that points `nbytes` bytes into the array."""
 
     def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Array, ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        """Return views of a contiguous array: (bytes from its start, shape) of each."""
 
     def maker(self, spec: Spec, device: int) -> Callable[[], Array]:
-        """Return a function that makes an uninitialised array."""
+        """Return a function that makes an uninitialised array of this shape and dtype."""
 
     def permute(self, array: Any, axes: Sequence[int]) -> Array:
-        """A view of the array's memory with its dimensions in another order."""
+        """Return a view with permuted dimensions, as np.transpose does."""
 
     def of_host(self, array: HostArray) -> object:
-        """A result on the host, as those that are given such arrays expect it."""
+        """Return an output in host memory as the caller gets it: NumPy's, or a CPU tensor."""
 
     def empty(self, spec: Spec, device: int) -> Array:
-        """An uninitialised array."""
+        """Return an uninitialised array of this shape and dtype."""
 
     def zeros(self, nbytes: int, device: int) -> Array:
-        """Bytes of zeros, for scratch memory."""
+        """Return a uint8 array of zeros, for scratch memory."""
 
     def fill(self, array: Any, nbytes: int, byte: int) -> None:
-        """Queue this byte into the first ones of an array, on the current stream."""
+        """Queue on the current stream that the first `nbytes` bytes are set to `byte`."""
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """Queue zeros into memory of the current device, on the stream at an address."""
+        """Queue, on the stream at an address, that `nbytes` bytes at `address` are set to 0."""
 
     def to_host(self, array: Any) -> HostArray:
-        """The array as NumPy's; copied, which waits, where it is not on the host."""
+        """Return the array as NumPy's; from a device it is copied, which waits."""
 
     def from_host(self, array: HostArray) -> Array:
-        """A NumPy array on the current device; copied where that is not the host."""
+        """Return a NumPy array as this kind of array; copied if that is on a device."""
 
     def overwrite(self, array: Any, source: HostArray) -> None:
-        """Put the elements of a NumPy array of the same shape and type into an array."""
+        """Copy the elements of a NumPy array of the same shape and dtype into an array."""
 
     def device(self, index: int) -> Device:
-        """The properties that planning may use."""
+        """Return the properties of the device with this number that planning may use."""
 
     def is_current(self, device: int) -> bool:
-        """Return True if launches and allocations go to `device` as things stand."""
+        """Return True if `device` is current: launches and allocations go there."""
 
     def on(self, device: int) -> AbstractContextManager[object]:
-        """A context in which `device` is current."""
+        """Return a context in which `device` is current."""
 
     def stream(self, device: int) -> Hashable:
-        """The device's current stream; every thread has its own per-thread stream."""
+        """Return a key of the device's current stream; per-thread streams differ by thread."""
 
     def stream_address(self, device: int) -> int:
-        """Where the driver has the device's current stream."""
+        """Return the address (CUstream) of the device's current stream."""
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that gives that address, for who asks in every call."""
+        """Return a function that returns `stream_address(device)`, for calls that repeat."""
 
     def is_alone(self, device: int) -> bool:
         """Return True if the machine has no other device, so this one is always current."""
@@ -202,19 +210,19 @@ class Backend(Protocol):
         """Return True if the device's current stream is being captured into a graph."""
 
     def keeps_memory(self) -> bool:
-        """Return True if what is made under capture stays as long as the graph."""
+        """Return True if memory that is allocated under capture lives as long as the graph."""
 
     def current_device(self) -> int:
-        """The device that is current; -1 for the host."""
+        """Return the number of the current device; -1 for the host."""
 
     def work(self, name: str) -> Callable[..., None]:
-        """A named piece of work that is no kernel; it queues itself on the current stream."""
+        """Return the function of a `Work`, which is no kernel: it queues on the current stream."""
 
     def record(self) -> object:
-        """A mark of what is queued on the current stream so far; None where nothing ever is."""
+        """Return an event after what is queued on the current stream so far; None on the host."""
 
     def wait(self, mark: Any) -> None:
-        """Let the current stream wait from here on for a mark of any backend's."""
+        """Let the current stream wait for an event that any backend's `record` returned."""
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
-        """The source compiled for the current device."""
+        """Return the source compiled for the current device, with these compiler options."""

@@ -19,9 +19,9 @@ HostArray = NDArray[Any]  # an array of NumPy's, whatever its elements are
 class ElementType(NamedTuple):
     """One element type as Python, CUDA and ONNX spell it."""
 
-    name: str
+    name: str  # in messages and arguments: "float16"
     dtype: Dtype
-    c_type: str
+    c_type: str  # in kernels: "__half"
     accumulator: str  # C type that it is computed and summed in, as core/types.cuh has it
     onnx: int  # TensorProto.DataType
 
@@ -61,7 +61,7 @@ _BY_ONNX = {element.onnx: element for element in ELEMENT_TYPES}
 
 
 def element_type(dtype: DTypeLike) -> ElementType:
-    """The table row of a NumPy dtype (or anything NumPy takes for one)."""
+    """Return the ElementType of a NumPy dtype, or of anything that np.dtype accepts."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     if row is None:
         raise DtypeError(f"no element type for dtype {dtype}; known: {', '.join(_BY_NAME)}")
@@ -69,7 +69,10 @@ def element_type(dtype: DTypeLike) -> ElementType:
 
 
 def to_dtype(value: object) -> Dtype:
-    """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number."""
+    """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number.
+
+    Returns the np.dtype; DtypeError for other values, and for dtypes that are not in the table.
+    """
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         row = _BY_ONNX.get(int(value))
     elif isinstance(value, str):
@@ -85,18 +88,21 @@ def to_dtype(value: object) -> Dtype:
 
 
 def dtype_name(dtype: DTypeLike) -> str:
-    """The name of a dtype in messages and files; falls back to NumPy's for unknown ones."""
+    """Return the name of a dtype in messages and files: "float16"; NumPy's if there is no row."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     return row.name if row else cut(str(np.dtype(dtype)))
 
 
 def dtype_names(dtypes: Iterable[DTypeLike]) -> str:
-    """Names of dtypes for a message."""
+    """Return the names of dtypes for a message: "float16, float32"."""
     return ", ".join(map(dtype_name, dtypes))
 
 
 def _numpy_dtype(value: Any) -> Dtype | None:
-    """NumPy's dtype of a dtype or a type; of an array NumPy would take the dtype."""
+    """Return the dtype of a dtype or a scalar type; None for other values.
+
+    np.dtype itself would accept more: of an array it returns the dtype.
+    """
     if not isinstance(value, np.dtype | type):
         return None
     try:

@@ -26,10 +26,9 @@ MAX_MESSAGE = 10_000  # characters of a message, whatever it quotes
 class OpError(Exception):
     """Base of every error this package raises.
 
-    It says all there is to say: what was being handled as it was raised, such as a look-up that
-    found nothing, is no part of what a traceback shows. A message may quote files and other
-    processes: a terminal shows what they say and does not obey it, and a long text loses its
-    middle.
+    Tracebacks do not show the error that was being handled as it was raised, such as a KeyError of
+    a look-up. In messages, which may quote files and other processes, control characters are
+    escaped, and the middle of a long text is left out.
     """
 
     def __init__(self, *args: object) -> None:
@@ -62,12 +61,12 @@ class CompileError(OpError, RuntimeError):
 
 
 def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
-    """Raise the standard message for a wrong argument."""
+    """Raise ArgumentError "op: argument: expected ..., got ...", for a wrong argument."""
     raise ArgumentError(f"{op}: {cut(argument)}: expected {cut(expected)}, got {cut(got)}")
 
 
 def warn_deprecated(text: str) -> None:
-    """Warn of what will go, at the caller's line outside of this package."""
+    """Issue a DeprecationWarning, at the line outside of this package that called it."""
     depth, frame = 1, sys._getframe(0)
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
         depth, frame = depth + 1, frame.f_back
@@ -75,7 +74,7 @@ def warn_deprecated(text: str) -> None:
 
 
 def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
-    """Return a decorator of functions and methods that will go; each call warns.
+    """Return a decorator of functions and methods that will be removed; each call warns.
 
     since: the first version with the warning. gone: the first without the function, two minor
     versions later at the earliest (docs/compatibility.md). instead: what to write.
@@ -85,7 +84,7 @@ def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        """Wrap a function, so that a call of it warns."""
+        """Return a function that warns and calls this one; its docstring says so too."""
         name = function.__qualname__
         text = f"{name}: deprecated since {since}, and gone in {gone}: write {instead}"
 
@@ -102,10 +101,11 @@ def deprecated(since: str, gone: str, instead: str) -> Callable[[F], F]:
 
 
 def raise_if_from_handler(error: BaseException) -> None:
-    """Raise an error again if a signal's handler raised it, inside of what the caller runs.
+    """Raise an error again if a signal handler raised it, as KeyboardInterrupt or a timeout's.
 
-    Other errors are the caller's to name. A handler, or a function that traces, is called with the
-    frame that it interrupts; one that lets go of the frame is known by its code.
+    For `except` blocks that convert errors: such a one is not the called function's. It is a
+    handler's if in the traceback a frame outside of this package is a call with its outer frame as
+    an argument, which handlers and tracing functions get, or runs the code of a handler.
     """
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
@@ -117,7 +117,7 @@ def raise_if_from_handler(error: BaseException) -> None:
 
 
 def _was_given(frame: FrameType, value: object) -> bool:
-    """Return True if a function was called with a value, by itself or among others."""
+    """Return True if a frame's function was called with `value`, as an argument or in *args."""
     code = frame.f_code
     n = code.co_argcount + code.co_kwonlyargcount
     n += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
@@ -126,14 +126,17 @@ def _was_given(frame: FrameType, value: object) -> bool:
 
 
 def _handlers() -> set[object]:
-    """The code of all handlers of signals that are Python's."""
+    """Return the code objects of all signal handlers that are functions, methods or callables."""
     handlers: set[Any] = {signal.getsignal(number) for number in signal.valid_signals()}
     functions = [getattr(h, "__func__", h) for h in handlers if callable(h)]
     return {getattr(f, "__code__", getattr(type(f).__call__, "__code__", None)) for f in functions}
 
 
 def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> str:
-    """The message for a name that nothing has: the names like it, or what to do otherwise."""
+    """Return the message for an unknown name: "no operator 'X'; did you mean Y, Z?".
+
+    kind: "operator". known: all names. otherwise: words instead of the question if none is alike.
+    """
     text = f"no {kind} {shown(name)}"
     hints = ""
     for close in _close(name, known) if isinstance(name, str) else ():
@@ -145,36 +148,39 @@ def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> st
 
 
 def shown(value: object) -> str:
-    """A value in a message: a short text of one line, whatever it is."""
+    """Return a short text of one line for any value, for messages."""
     return printable(" ".join(_SHORT.repr(value).split()))
 
 
 def cut(text: str) -> str:
-    """A text from elsewhere in a message: printable, and its beginning where it is too long."""
+    """Return a quoted text for messages: printable, and at most MAX_TEXT characters of it."""
     text = printable(text[: MAX_TEXT + 1])
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
 def shorten(message: str) -> str:
-    """A whole message without its middle where it is too long."""
+    """Return a message without its middle if it is longer than MAX_MESSAGE."""
     half = MAX_MESSAGE // 2
     return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"
 
 
 def printable(text: str) -> str:
-    """The text with line ends, control characters and halves of characters as escapes."""
+    r"""Return the text with all that is not printable as escapes, such as \n and \x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _lines(message: str) -> str:
-    """A message with its own line ends, which `cut` escapes in what it quotes."""
+    """Return a message shortened and printable, except for line ends."""
     return "\n".join(map(printable, shorten(message).split("\n")))
 
 
 def _close(name: str, known: Iterable[str]) -> list[str]:
-    """At most three names like this one, the likest first; case and underscores do not count."""
+    """Return at most three known names like this one, the likest first.
+
+    Case and underscores do not count.
+    """
     wanted = _plain(name)[:MAX_HINT]
 
     def likeness(other: str) -> float:
@@ -190,13 +196,15 @@ def _plain(name: str) -> str:
 
 
 class _Short(reprlib.Repr):
+    """A `repr` of at most 8 items of a sequence and 80 characters of a text."""
+
     def __init__(self) -> None:
         super().__init__()
         self.maxtuple = self.maxlist = 8
         self.maxstring = self.maxother = self.maxlong = 80
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write out thousands of digits."""
+        """Return the digits, or the number of bits: Python refuses to write thousands of digits."""
         bits = x.bit_length()
         return f"an integer of {bits} bits" if bits > MAX_BITS else repr(x)
 

@@ -19,7 +19,7 @@ class InChild:
         _living.add(self)
 
     def renew(self) -> None:
-        """Called in the child, before anything else there runs."""
+        """Put the object in order for a forked child, in which this is called first of all."""
         raise NotImplementedError
 
 
@@ -35,9 +35,9 @@ os.register_at_fork(after_in_child=_renew_all)
 
 
 class Locked(InChild):
-    """Base of objects that threads share: one has `lock`, which it may take again.
+    """Base of objects that threads share, with a reentrant `lock`.
 
-    A forked child finds the lock free, unless it was forked by the very thread that holds it.
+    In a forked child the lock is free, unless the very thread that has it forked the child.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Locked(InChild):
         self.lock = threading.RLock()
 
     def renew(self) -> None:
-        """Another lock in place of one that a thread of the parent holds."""
+        """Replace the lock if another thread of the parent has it, and `recover`."""
         if self.lock.acquire(blocking=False):
             self.lock.release()
         else:
@@ -53,7 +53,7 @@ class Locked(InChild):
             self.recover()
 
     def recover(self) -> None:
-        """Put in order, in the child, what that thread was at."""
+        """Put in order what the thread that had the lock left unfinished; here nothing."""
 
 
 class computed_once(Generic[T]):  # noqa: N801 - read as `property` is
@@ -67,6 +67,6 @@ class computed_once(Generic[T]):  # noqa: N801 - read as `property` is
         self._name = name
 
     def __get__(self, instance: object, _: type | None = None) -> T:
-        """Compute; the value hides this from then on."""
+        """Compute the value and store it in the instance, where it hides this descriptor."""
         value = vars(instance)[self._name] = self._function(instance)
         return value

@@ -16,27 +16,27 @@ MAX_ARRAYS = 2**16  # of a list
 
 
 class Excess(NamedTuple):
-    """Words for what a limit allows, and for what came."""
+    """Words for a message, "expected ..., got ...", about a limit that is exceeded."""
 
     expected: str
     got: str
 
 
 def refuse(excess: Excess | None) -> None:
-    """Raise ArgumentError if there is any."""
+    """Raise ArgumentError if a limit is exceeded; None: it is not."""
     if excess is not None:
         raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
 
 
 def of_lengths(lengths: Sequence[int]) -> Excess | None:
-    """Excess of lengths along an axis; None where an array can have each."""
+    """Return the Excess of lengths along an axis; None if an array can have each."""
     if min(lengths, default=0) < 0 or max(lengths, default=0) > MAX_NBYTES:
         return Excess("extents of at least 0 and below 2^63", shown(tuple(lengths)))
     return None
 
 
 def of_shape(shape: Sequence[int]) -> Excess | None:
-    """Excess of an array of this shape; None where it can exist.
+    """Return the Excess of an array of this shape; None if it can exist.
 
     Extents of 0 do not count, as in NumPy: the strides of the others must fit too.
     """
@@ -49,10 +49,10 @@ def of_shape(shape: Sequence[int]) -> Excess | None:
 
 
 def of_scratch(nbytes: int) -> Excess | None:
-    """Excess of scratch memory of so many bytes; None where it can exist."""
+    """Return the Excess of scratch memory of so many bytes; None if it can exist."""
     return Excess("fewer than 2^63 bytes", str(nbytes)) if nbytes > MAX_NBYTES else None
 
 
 def of_list(n: int) -> Excess | None:
-    """Excess of a list of so many arrays; None where it is short enough."""
+    """Return the Excess of a list of n arrays; None if it is short enough."""
     return Excess(f"at most {MAX_ARRAYS} entries", str(n)) if n > MAX_ARRAYS else None

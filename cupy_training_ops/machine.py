@@ -26,7 +26,7 @@ SETTINGS = ("CTO_", "CUDA_", "CUPY_")  # beginnings of names in the environment
 
 
 def versions(with_cuda: bool) -> dict[str, str]:
-    """Versions by name: this package, Python, NumPy; with CUDA those of its parts that answer."""
+    """Return {name: version} of this package, Python, NumPy, ml_dtypes; with_cuda: also of CUDA."""
     result = {
         "cupy-training-ops": __version__,
         "python": platform.python_version(),
@@ -37,18 +37,18 @@ def versions(with_cuda: bool) -> dict[str, str]:
 
 
 def version_text(version: int) -> str:
-    """CUDA's 12090 as 12.9."""
+    """Return CUDA's version 12090 as "12.9"."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def nccl_version_text(version: int) -> str:
-    """NCCL's 22703 as 2.27.3."""
+    """Return NCCL's version 22703 as "2.27.3"."""
     return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
 
 
 @functools.cache
 def processor() -> str:
-    """The name of the CPU."""
+    """Return the name of the CPU."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -57,12 +57,12 @@ def processor() -> str:
 
 
 def system() -> dict[str, Any]:
-    """Operating system, CPU and cores."""
+    """Return {"system": operating system, "processor": CPU, "cores": their number}."""
     return {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()}
 
 
 def _driver_version(runtime: Any) -> int:
-    """The driver's version; ProviderError where there is none, of which CUDA says 0."""
+    """Return the version of CUDA's driver, as 12090; ProviderError for 0, which means none."""
     version: int = runtime.driverGetVersion()
     if not version:
         raise ProviderError("no driver")
@@ -70,7 +70,7 @@ def _driver_version(runtime: Any) -> int:
 
 
 def _cuda_versions() -> dict[str, str]:
-    """Versions of the parts of CUDA that are here and answer."""
+    """Return {name: version} of CuPy, CUDA, NVRTC and NCCL, without those that cannot be loaded."""
     try:
         cuda_backend()
     except ProviderError:

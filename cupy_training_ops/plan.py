@@ -35,18 +35,18 @@ class Device:
     """The properties of a GPU that planning may use."""
 
     multiprocessors: int
-    capability: tuple[int, int]
-    max_shared_nbytes: int = SHARED_NBYTES  # that a block may ask for
-    has_warpgroups: bool = False  # whether kernels with WARPGROUPS can be compiled for it
+    capability: tuple[int, int]  # (major, minor)
+    max_shared_nbytes: int = SHARED_NBYTES  # of a block
+    has_warpgroups: bool = False  # kernels with WARPGROUPS (wgmma of sm_90a) can be compiled for it
 
 
 @dataclass(frozen=True)
 class Config:
-    """Grid, block and dynamic shared memory of one launch; refuses what no GPU takes."""
+    """Grid, block and dynamic shared memory of one launch; LaunchError if no GPU has so much."""
 
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_nbytes: int = 0
+    grid: tuple[int, ...]  # blocks along x, y, z: one to three extents
+    block: tuple[int, ...]  # threads along x, y, z
+    shared_nbytes: int = 0  # of a block
 
     def __post_init__(self) -> None:
         fits = _within(self.grid, MAX_GRID) and _within(self.block, MAX_BLOCK)
@@ -56,30 +56,30 @@ class Config:
 
 @dataclass(frozen=True)
 class Scratch:
-    """An argument of a step: the scratch memory of one kind from this byte on."""
+    """An argument of a step: a pointer into scratch memory."""
 
-    offset: int
-    zeros: bool = False
+    offset: int  # in bytes, within the memory of its kind
+    zeros: bool = False  # the kind: zero before and after each call, else any bytes
 
 
 class ScratchMemory:
-    """The scratch memory of a plan, handed out piece by piece while the plan is made.
+    """The scratch memory of a plan, reserved piece by piece while the plan is made.
 
-    The two kinds never share a place, so that what one call leaves cannot change another: memory
-    that may hold anything, and memory that is zero before the first launch and after the last.
+    There are two kinds, which never overlap: memory of any bytes, and memory that is zero before
+    the first launch and after the last.
     """
 
     def __init__(self) -> None:
         self._nbytes = self._zeros_nbytes = 0
 
     def take(self, n: int, dtype: DTypeLike) -> Scratch:
-        """Room for n elements, aligned, that may hold anything."""
+        """Reserve n elements of any bytes, aligned to 256; return the launch argument."""
         piece = Scratch(self._nbytes)
         self._nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
         return piece
 
     def zeros(self, n: int, dtype: DTypeLike) -> Scratch:
-        """Room for n elements that are zero, and that the plan's launches leave zero.
+        """Reserve n elements that are zero before and after the plan's launches, aligned to 16.
 
         A kernel that expects it says so: its parameter is a pointer to `Zeroed` (core/zeroed.cuh).
         """
@@ -88,7 +88,7 @@ class ScratchMemory:
         return piece
 
     def plan(self, *steps: Step) -> Plan:
-        """The plan of these steps, with all the memory that was handed out."""
+        """Return the plan of these steps, with all memory that was reserved."""
         return Plan(steps, self._nbytes, self._zeros_nbytes)
 
 
@@ -96,8 +96,7 @@ class ScratchMemory:
 class Pointers:
     """An argument of a step: the addresses of these arrays in one struct, passed by value.
 
-    None stands for an array that is not there, whose address is null.
-    Its CUDA type is `Pointers<capacity>`.
+    A None, and entries behind the last one, are null. Its CUDA type is `Pointers<capacity>`.
     """
 
     specs: tuple[Spec | None, ...]
@@ -105,12 +104,12 @@ class Pointers:
 
     @property
     def dtype(self) -> Dtype:
-        """The struct as NumPy has it."""
+        """The NumPy dtype of the struct."""
         return facts.Pointers.of(self.capacity).dtype
 
 
 def slots(**values: DTypeLike | int) -> dict[str, str]:
-    """Kernel slots of dtypes and numbers: slots(T=float16, N=2) is {"T": "__half", "N": "2"}."""
+    """Return macros to compile with: slots(T=float16, N=2) is {"T": "__half", "N": "2"}."""
     return {
         name: str(int(value)) if isinstance(value, int) else element_type(value).c_type
         for name, value in values.items()
@@ -118,7 +117,10 @@ def slots(**values: DTypeLike | int) -> dict[str, str]:
 
 
 def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:
-    """A launch argument: a declared struct, or the layout of one, with these values."""
+    """Return a launch argument: a declared struct, or the layout of one, with these values.
+
+    LaunchError if it is larger than a kernel's parameters may be.
+    """
     layout = struct.of() if isinstance(struct, Struct) else struct
     if (nbytes := layout.dtype.itemsize) > MAX_PARAMETER_NBYTES:
         raise LaunchError(f"{nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
@@ -129,24 +131,27 @@ def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:
 class Launch:
     """One kernel launch.
 
-    `args` follow the kernel's parameters: a Spec that `plan` was given stands for its array, None
-    for the null pointer, a Scratch for scratch memory, Pointers for several arrays, a Changing for
-    a number that each call gives; `by_value` makes a struct, anything else is a scalar, cast to the
-    declared C type. `family` names the family whose kernel it is, where it is another's.
+    `args` follow the kernel's parameters: a Spec that `plan` got stands for its array, None for the
+    null pointer, a Scratch for scratch memory, Pointers for several arrays, a Changing for a number
+    that each call passes; `by_value` makes a struct, anything else is a scalar, cast to the
+    declared C type.
     """
 
-    symbol: str
+    symbol: str  # the kernel's name
     config: Config
     args: tuple[object, ...]
-    slots: Mapping[str, str] = field(default_factory=dict)
-    family: str = ""
+    slots: Mapping[str, str] = field(default_factory=dict)  # macros it is compiled with
+    family: str = ""  # whose kernel it is; "": the operator's own
 
 
 @dataclass(frozen=True)
 class Work:
-    """A named piece of work that the backend queues on the current stream; `args` as above."""
+    """A named function of the backend, which queues on the current stream.
 
-    name: str
+    args: a Spec stands for its array, a Changing for a number that each call passes.
+    """
+
+    name: str  # "copy" or "call"
     args: tuple[object, ...]
 
 
@@ -163,17 +168,17 @@ class Plan:
 
     @property
     def scratch_start(self) -> int:
-        """Where memory that may hold anything begins in a caller's workspace: behind the zeros."""
+        """Bytes from the start of a caller's workspace, where the zeros are, to the other kind."""
         return align_up(self.zeros_nbytes, SCRATCH_ALIGNMENT)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Both kinds in one workspace."""
+        """Bytes of a workspace for both kinds of scratch memory."""
         return self.scratch_start + self.scratch_nbytes
 
     def then(self, other: Plan) -> Plan:
-        """Both plans, one after the other; the other's scratch memory lies behind ours."""
-        starts = (
+        """Return a plan of both, one after the other; its scratch memory is ours, then theirs."""
+        starts = (  # of theirs in bytes, by kind: index False is any bytes, True zeros
             align_up(self.scratch_nbytes, SCRATCH_ALIGNMENT),
             align_up(self.zeros_nbytes, ZEROS_ALIGNMENT),
         )
@@ -187,7 +192,7 @@ class Plan:
 
 
 def _shift(step: Step, starts: tuple[int, int]) -> Step:
-    """The step with its scratch memory of each kind so many bytes further on."""
+    """Return the step with starts[kind] added to the offset of its scratch memory of each kind."""
     args = (
         replace(a, offset=a.offset + starts[a.zeros]) if isinstance(a, Scratch) else a
         for a in step.args
@@ -196,16 +201,16 @@ def _shift(step: Step, starts: tuple[int, int]) -> Step:
 
 
 def _within(extents: tuple[int, ...], most: tuple[int, ...]) -> bool:
-    """One to three extents, none zero, none too large."""
+    """Return True for one to three extents from 1 to the limit at the same index in `most`."""
     pairs = zip(extents, most, strict=False)
     return 1 <= len(extents) <= len(most) and all(1 <= e <= limit for e, limit in pairs)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The quotient rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def align_up(n: int, alignment: int) -> int:
-    """The next multiple of `alignment`."""
+    """Return the least multiple of `alignment` that is at least n."""
     return ceil_div(n, alignment) * alignment

@@ -39,14 +39,14 @@ FAMILIES: Mapping[str, Table] = {
 }
 
 Key = tuple[str, str, int]  # domain, operator, first version
-TypeRow = tuple[Dtype, ...]  # of upstream's: one for each type variable that it binds, in order
+TypeRow = tuple[Dtype, ...]  # of ONNX Runtime: one for each type variable that it binds, in order
 
 
 class Match(NamedTuple):
     """The operator that runs for a combination of types, and its providers."""
 
     op: type[Op]
-    types: dict[str, Dtype]
+    types: dict[str, Dtype]  # by type variable
     providers: tuple[Provider, ...]
 
     @property
@@ -56,10 +56,10 @@ class Match(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """An operator in one range of versions.
+    """An operator in one range of versions: opset `since` up to `until`, None for the newest.
 
-    upstream: the rows of types that ONNX Runtime's CUDA training provider has, empty where one row
-    is for all types of its declaration; None for an operator that is added here.
+    upstream: the rows of types that ONNX Runtime's CUDA training provider has, empty if it has all
+    types of the declaration; None for an operator that is added here.
     """
 
     op: type[Op]
@@ -82,9 +82,10 @@ class Registration(NamedTuple):
         return [row for row in self.types if not self._is_upstreams(row)]
 
     def _is_upstreams(self, row: Mapping[str, Dtype]) -> bool:
-        """Return True if a row of upstream's, which may bind fewer variables, is part of this one.
+        """Return True if ONNX Runtime has this row, {type variable: dtype}.
 
-        Both are in the order of the declaration.
+        Its rows may bind fewer variables, in the order of the declaration: one that is a part of
+        this row, in this order, counts.
         """
         known = set(self.upstream or ())
         lengths, dtypes = {len(each) for each in known}, [row[v] for v in self.op.types]
@@ -110,7 +111,7 @@ def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
 
 
 def merge_tables(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
-    """Merge the tables of all families; refuse an operator that is in two."""
+    """Return all operator classes by Key; refuse one that is in two families' tables."""
     registry: dict[Key, type[Op]] = {}
     for family, table in families.items():
         for name, cls in classes(table):
@@ -130,9 +131,9 @@ def names() -> tuple[str, ...]:
 
 
 def get_op(name: str, version: int | None = None, domain: str | None = None) -> type[Op]:
-    """Return the class of an operator: the newest, or the one for an opset version.
+    """Return the class of an operator by name: the newest, or the one for an opset version.
 
-    domain: refuse an operator of another one.
+    domain: refuse an operator of another one; None: any.
     """
     wanted = name if isinstance(name, str) else ""
     versions = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
@@ -162,8 +163,9 @@ def lookup(
 ) -> Match:
     """Find the operator for dtypes by name of an input, output, attribute or type variable.
 
-    provider: refuse one that cannot run here and now. Raises DtypeError with the existing type
-    combinations if there is none, ProviderError with the reason why a provider cannot run.
+    version: of the opset; None: newest. domain: refuse another. provider: refuse one that cannot
+    run here and now. Raises DtypeError with the existing type combinations if there is none,
+    ProviderError with the reason why a provider cannot run.
     """
     cls = get_op(name, version, domain)
     if provider is not None and provider not in PROVIDERS:
@@ -197,15 +199,20 @@ def registrations(
 
 
 def _serves(cls: type[Op], version: int) -> bool:
+    """Return True if an opset version is in the range of this class."""
     return cls.since <= version and (cls.until is None or version <= cls.until)
 
 
 def _in_words(dtypes: Mapping[str, object]) -> str:
+    """Return dtypes by name for a message: "T=float32, U=int64"."""
     return ", ".join(f"{name}={dtype_name(to_dtype(d))}" for name, d in dtypes.items())
 
 
 def _bindings(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
-    """Return the dtype of each type variable; refuse unknown names and conflicts."""
+    """Return the dtype of each type variable; refuse unknown names and conflicts.
+
+    dtypes: by name of an input, output, attribute or type variable.
+    """
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
     said = cls.declaration
@@ -252,13 +259,14 @@ def _converts(item: Input, dtype: Dtype) -> bool:
 
 # ---- functions -----------------------------------------------------------------------------------
 
-# By name of the function.
+# Newest class of each operator, by name of its function.
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
 
 
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """Return the function of an operator, with the operator's signature and help text."""
+    """Return the function with this name, of an operator: its signature has inputs, attributes as
+    keywords, and those of every call; its help text is the operator's."""
     cls = OPERATORS[name]
     declaration = cls.declaration
     others = declaration.other_attributes
@@ -267,7 +275,7 @@ def function(name: str) -> Callable[..., Any]:
     of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
-        """Call the operator; keywords that it declares are attributes."""
+        """Call the operator with these attributes, on inputs by position or among the keywords."""
         if is_plain and declared.issuperset(keywords):  # all keywords are attributes
             return cls.shared(**keywords)(*inputs)
         attributes = {}
@@ -296,6 +304,7 @@ NcclAllReduce NcclReduceScatter PadAndUnflatten PassThrough PythonOp PythonOpGra
 SGDOptimizer SGDOptimizerV2 ScaledSum Send SliceGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
 SplitTraining TritonOp View WaitEvent YieldOp
 """
+# Rows of types, separated by ";", by "operator" or "domain operator version".
 _BY_TYPES = {
     "AdamOptimizer": (
         "float32 int64 float32 float32 float32 float32 float16; float16 int64 float32 float16 "
@@ -402,16 +411,17 @@ _BY_TYPES = {
 
 
 def _key(text: str) -> Key:
-    """Domain, operator and version; the first and the last are those of most."""
+    """Parse "domain operator version" or "operator", of com.microsoft and version 1."""
     words = text.split()
     return (words[0], words[1], int(words[2])) if len(words) > 1 else ("com.microsoft", text, 1)
 
 
 def _rows(text: str) -> tuple[TypeRow, ...]:
+    """Parse rows of dtype names: "float32 int64; float16 int64"."""
     return tuple(tuple(map(to_dtype, row.split())) for row in text.split(";"))
 
 
-# By operator; without a row where one registration is for all types of the declaration.
+# ONNX Runtime's rows by operator; () if one registration is for all types of the declaration.
 UPSTREAM: Mapping[Key, tuple[TypeRow, ...]] = {
     **{_key(name): () for name in _ONCE.split()},
     **{_key(name): _rows(text) for name, text in _BY_TYPES.items()},

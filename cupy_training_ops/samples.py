@@ -67,12 +67,13 @@ def rounding_of_sums(terms: Any, axes: Any, dtype: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: a label, attributes, and what makes the inputs from a random generator.
+    """One call of an operator, to compare its results on GPU and CPU.
 
-    `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
-    by how many outputs do, where it is not the same. `terms` are those of its longest sum.
-    `view` gives what of a result on the host is compared, where it is not its values. `slack`
-    gives, for inputs, what the first results may be off for reasons that no tolerance knows.
+    label: words joined by "-", among them names of dtypes. make: makes the inputs. offset: elements
+    by which inputs and outputs start after a 16-byte boundary; out_offset: of outputs, if another.
+    terms: of the longest sum, on which tolerances depend. view: from a result in host memory to
+    what is compared; None: its values. slack: from inputs to an additional tolerance of each of
+    the first results.
     """
 
     op: str
@@ -86,17 +87,17 @@ class Sample:
     slack: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     def slacks(self, inputs: Sequence[Any], n: int) -> Iterator[Any]:
-        """Yield each of n results' slack, which is added to its tolerance."""
+        """Yield for each of n results the slack that is added to its tolerance, 0.0 by default."""
         known = () if self.slack is None else self.slack(inputs)
         return islice(chain(known, repeat(0.0)), n)
 
     def comparable(self, result: Any) -> Any:
-        """Return the view of a result on the host that is compared."""
+        """Return what is compared of a result in host memory."""
         return result if self.view is None else self.view(result)
 
     @property
     def offset_of_out(self) -> int:
-        """Elements by which outputs start off a 16-byte boundary."""
+        """Elements by which outputs start after a 16-byte boundary."""
         return self.offset if self.out_offset is None else self.out_offset
 
     @property
@@ -106,7 +107,7 @@ class Sample:
 
     @property
     def label_without_types(self) -> str:
-        """The rest of it."""
+        """The label without the names of dtypes."""
         return "-".join(word for word in self.label.split("-") if word not in _DTYPE_NAMES)
 
     @property
@@ -121,9 +122,10 @@ def elementwise_samples(
     arrays: Callable[..., Sequence[Any]],
     special: Callable[..., Sequence[Any]],
 ) -> Iterator[Sample]:
-    """Each operator's ELEMENTWISE_SHAPES in one dtype, special values in every dtype.
+    """Yield samples of each operator: ELEMENTWISE_SHAPES in one dtype, special values in every one.
 
-    arrays(rng, name, shape, dtype) and special(rng, name, dtype) make the inputs.
+    attributes: by name of the operator. arrays(rng, name, shape, dtype) and special(rng, name,
+    dtype) return the inputs.
     """
     for number, name in enumerate(names):
         own = attributes.get(name, {})

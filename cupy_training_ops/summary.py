@@ -7,9 +7,10 @@ from .errors import printable
 
 
 class Summary:
-    """Base of objects that show some of their facts, which `_facts` lists; nothing waits."""
+    """Base of objects whose `repr` and table for notebooks show `_facts`."""
 
     def _facts(self) -> dict[str, object]:
+        """Return values to show, by name; does not wait for a GPU."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Modules that torch.compile does not look into: calls of them are made between its graphs.
+"""Modules that torch.compile does not trace: calls of them are made between its graphs.
 
-Its rules are its own module's, which is imported late, and takes seconds: names wait for it.
+They are names in a module of PyTorch's, which takes seconds to import and is imported late: names
+are added once it is.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from importlib.util import find_spec
 from types import ModuleType
 
 RULES = "torch._dynamo.trace_rules"
-Package = tuple[str, Sequence[str], Collection[str]]
+Package = tuple[str, Sequence[str], Collection[str]]  # name, `__path__`, modules to be traced
 
 
 def leave_alone(name: str, path: Sequence[str], apart: Collection[str]) -> None:
-    """Let torch.compile leave a package's modules alone, but for those apart."""
+    """Let torch.compile not trace a package's modules, now or once PyTorch's rules are imported.
+
+    name, path: `__name__` and `__path__` of the package. apart: its modules that are traced.
+    """
     rules = sys.modules.get(RULES)
     if hasattr(rules, "add"):
         _add(rules, (name, path, apart))
@@ -27,13 +31,14 @@ def leave_alone(name: str, path: Sequence[str], apart: Collection[str]) -> None:
 
 
 class _Waiting:
-    """Finds the rules in the place of Python's own finder, and adds to them once they are there."""
+    """An import finder that adds a package to RULES when that module is imported, then removes
+    itself."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """The spec of RULES alone, whose module adds the package once it was executed."""
+        """Return the spec of RULES, whose loader then adds the package; None for other modules."""
         if name != RULES:
             return None
         sys.meta_path.remove(self)
@@ -50,7 +55,7 @@ class _Waiting:
 
 
 def _add(rules: object, package: Package) -> None:
-    """Let torch.compile leave each module of the package alone that is not in `apart`."""
+    """Add to `rules` the name of each module of the package that is not to be traced."""
     name, path, apart = package
     for module in pkgutil.iter_modules(path):
         if module.name not in apart:

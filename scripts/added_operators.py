@@ -55,13 +55,13 @@ cupy-training-ops() { python -m cupy_training_ops "$@"; }
 
 
 class Block(NamedTuple):
-    """Lines, and the words that say where they go."""
+    """Lines of a code block of the page, and the words before it: where they go (see PLACE)."""
 
     words: re.Match[str]
     lines: list[str]
 
     def put(self, text: str) -> tuple[str, int]:
-        """The text of a file with the lines in it, and how many were written."""
+        """Return (text of the file with the lines put in, number of lines added)."""
         lines = text.splitlines()
         if self.words["end"]:
             gap = 2 if re.match(r"class |def |@", self.lines[0]) else 1
@@ -77,7 +77,7 @@ class Block(NamedTuple):
 
 
 def line_of(lines: list[str], mark: str) -> int:
-    """The first line that begins so, and not with a longer name."""
+    """Return the index of the first line that begins with `mark`, and not with a longer name."""
     results = (i for i, line in enumerate(lines) if re.match(rf"{re.escape(mark)}(?!\w)", line))
     number = next(results, None)
     if number is None:
@@ -86,7 +86,7 @@ def line_of(lines: list[str], mark: str) -> int:
 
 
 def gap_before(lines: list[str], number: int) -> list[str]:
-    """The blank lines before a line."""
+    """Return the blank lines before lines[number], as [""] * n."""
     gap: list[str] = []
     while not lines[number - len(gap) - 1]:
         gap.append("")
@@ -94,7 +94,10 @@ def gap_before(lines: list[str], number: int) -> list[str]:
 
 
 def row(lines: list[str], table: str, new: str) -> int:
-    """Place of a row: before the first key that follows it, or at the end."""
+    """Return the index at which the line `new` goes into a table, a dictionary with sorted keys.
+
+    That is before the first key that follows its own, or at the end.
+    """
     number = line_of(lines, table) + 1
     key = '    "'
     while lines[number].startswith((" ", "#")):
@@ -108,7 +111,7 @@ def row(lines: list[str], table: str, new: str) -> int:
 
 
 def sections(page: str) -> dict[str, list[Block]]:
-    """The blocks of each section that has some."""
+    """Return the code blocks of each section that has some, by the section's title."""
     results = {}
     for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title = part.partition("\n")[0]
@@ -121,7 +124,7 @@ def sections(page: str) -> dict[str, list[Block]]:
 
 
 def block(before: str, text: str) -> Block:
-    """The lines of a block, and where they go by the words before it."""
+    """Return the Block of a code block's text; before: the page's text ahead of it."""
     words = PLACE.search(before.strip().replace("\n", " "))
     if words is None:
         first = text.partition("\n")[0]
@@ -130,7 +133,7 @@ def block(before: str, text: str) -> Block:
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The commands of each block of them."""
+    """Yield the commands of each `console` block, without "$ "."""
     for _, language, text in FENCE.findall(page):
         if language == "console":
             joined = text.replace("\\\n", " ")
@@ -141,7 +144,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def copied(folder: Path) -> Path:
-    """The checkout's files, tracked or new, in a folder of their own; LINKED are links.
+    """Copy the checkout's files, tracked or new, into a folder and return it; LINKED are links.
 
     Without git, which a source distribution has not: what .gitignore names is left out.
     """
@@ -160,7 +163,7 @@ def copied(folder: Path) -> Path:
 
 
 def add(blocks: list[Block], root: Path) -> Counter[str]:
-    """Put the blocks into the files of a checkout; the lines that were written, by file."""
+    """Put the blocks into the files of a checkout; return the number of lines added, by file."""
     written: Counter[str] = Counter()
     for each in blocks:
         path = root / each.words["path"]
@@ -171,7 +174,7 @@ def add(blocks: list[Block], root: Path) -> Counter[str]:
 
 
 def run(command: str, root: Path) -> int:
-    """The exit status of a command in a checkout, with that checkout's package."""
+    """Run a command in a checkout, with that checkout's package; return its exit status."""
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(root)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # most of its processes import the same
     click.echo(f"$ {command}")
@@ -180,12 +183,12 @@ def run(command: str, root: Path) -> int:
 
 
 def compiles(command: str) -> bool:
-    """Return True if a command is one for NVRTC."""
+    """Return True if a command compiles kernels by NVRTC."""
     return command.startswith("cupy-training-ops compile")
 
 
 def possible(command: str) -> bool:
-    """Return True if a command can run here: NVRTC compiles without a GPU."""
+    """Return True if a command can run here: kernels need NVRTC, but no GPU."""
     if not compiles(command):
         return True
     try:

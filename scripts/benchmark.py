@@ -48,7 +48,7 @@ def main(families: tuple[str, ...], op: str, dtype: str, peers: bool, out: IO[st
 
 
 def write(out: IO[str], record: dict[str, Any]) -> None:
-    """One JSON line, and a short one on stderr."""
+    """Write a record as a JSON line, and a short line about it to stderr."""
     out.write(json.dumps(record) + "\n")
     out.flush()
     if record["kind"] == "case":
@@ -63,7 +63,10 @@ def write(out: IO[str], record: dict[str, Any]) -> None:
 
 
 def measured(case: Case, rate: float, with_peers: bool) -> Iterator[dict[str, Any]]:
-    """One case, in a graph and, where it says so, called eagerly as well."""
+    """Yield the record of a case in a graph, and if it is `eager` one of eager calls.
+
+    rate: of a copy, in bytes a millisecond.
+    """
     op = cto.get_op(case.op)(**case.attributes)
     sets, nbytes = input_sets(case, op)
     calls = [call(case, op, inputs) for inputs in sets]
@@ -80,7 +83,8 @@ def measured(case: Case, rate: float, with_peers: bool) -> Iterator[dict[str, An
 
 
 def shares(ours: Timing, nbytes: int, rate: float) -> dict[str, Any]:
-    """The byte floor at this run's copy rate, the aim, and what is reached of it."""
+    """Return fields: bytes, the floor (their milliseconds at the copy's rate), the aim, GB/s, and
+    the share of the copy's rate."""
     floor = nbytes / rate
     return {
         "nbytes": nbytes,
@@ -92,7 +96,7 @@ def shares(ours: Timing, nbytes: int, rate: float) -> dict[str, Any]:
 
 
 def beside(ours: Timing, peers: Mapping[str, Timing]) -> dict[str, Any]:
-    """Our time, those of the peers, and the ratio to the best."""
+    """Return our times, the peers', and the ratio of our median to the best peer's (or None)."""
     best = min((t.median for t in peers.values()), default=None)
     return {
         "ms": dataclasses.asdict(ours),
@@ -102,7 +106,10 @@ def beside(ours: Timing, peers: Mapping[str, Timing]) -> dict[str, Any]:
 
 
 def peer_times(case: Case, sets: list[Any]) -> tuple[Times, Reasons]:
-    """The peers that can run here, PyTorch's compiled too; and why others are left out."""
+    """Return ({peer: its times}, {peer left out: why}); PyTorch's peers also compiled.
+
+    sets: inputs of calls in turn.
+    """
     times: Times = {}
     left_out: Reasons = {}
     for name, peer, timer in peers_of(case):
@@ -118,7 +125,7 @@ def peer_times(case: Case, sets: list[Any]) -> tuple[Times, Reasons]:
 
 
 def eager_times(case: Case, sets: list[Any], peers: Collection[str]) -> Times:
-    """The same peers as they are called, the host's time included."""
+    """Return the times of the peers in `peers` as they are called, the host's time included."""
     return {
         name: timer([peer(*inputs) for inputs in sets], eager=True)
         for name, peer, timer in peers_of(case)
@@ -127,7 +134,7 @@ def eager_times(case: Case, sets: list[Any], peers: Collection[str]) -> Times:
 
 
 def peers_of(case: Case) -> Iterator[tuple[str, Any, Any]]:
-    """Name, peer, and what times it; without those on tensors where PyTorch is not installed."""
+    """Yield (name, peer, function that times it); those on tensors only if PyTorch is installed."""
     for name, peer in case.peers.items():
         if not name.startswith(ON_TENSORS):
             yield name, peer, time_cupy
@@ -139,7 +146,10 @@ def peers_of(case: Case) -> Iterator[tuple[str, Any, Any]]:
 
 
 def input_sets(case: Any, op: Any) -> tuple[list[Any], int]:
-    """Inputs for calls in turn, and the bytes that one call must move."""
+    """Return (inputs of calls in turn, bytes that one call must move).
+
+    There are as many sets of inputs as keep a call from finding its own in the L2 cache.
+    """
     rng = cupy.random.default_rng(SEED)
     first = case.make(rng)
     results = as_tuple(op(*first, outputs=case.outputs))
@@ -149,7 +159,7 @@ def input_sets(case: Any, op: Any) -> tuple[list[Any], int]:
 
 
 def call(case: Any, op: Any, inputs: Any) -> Action:
-    """A call into outputs of its own; views and host outputs are new each time."""
+    """Return a call with outputs of its own; views and host outputs are new each time."""
     if case.run is not None:
         return case.run(op, *inputs)
     arguments = {id(array.data.mem) for array in flat(inputs)}
@@ -159,7 +169,10 @@ def call(case: Any, op: Any, inputs: Any) -> Action:
 
 
 def own(result: Any, input_ids: set[int]) -> Any:
-    """A result, or a list of them, as `out=` takes it: None for what is no memory of its own."""
+    """Return results as `out=` takes them, with None for those in an input's memory or on the host.
+
+    input_ids: id() of the memory of each input.
+    """
     if isinstance(result, tuple):
         return tuple(own(item, input_ids) for item in result)
     is_own = isinstance(result, cupy.ndarray) and id(result.data.mem) not in input_ids
@@ -167,12 +180,12 @@ def own(result: Any, input_ids: set[int]) -> Any:
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:
-    """One output or several, as a tuple."""
+    """Return one output or several as a tuple."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def flat(values: Any) -> Iterator[Any]:
-    """The CuPy arrays among values, lists taken apart."""
+    """Yield the CuPy arrays among values, also those in lists and tuples."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from flat(value)

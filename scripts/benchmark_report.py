@@ -123,17 +123,17 @@ def main(file: Path, family: str | None, take: bool) -> None:
 
 
 def records(path: Path) -> list[Record]:
-    """The JSON lines of one result file."""
+    """Read the JSON lines of a result file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def cases(results: list[Record], family: str | None = None, kind: str = "case") -> list[Record]:
-    """The cases, of one family where one is named."""
+    """Return records of this kind, "case" or "eager", of one family or of all."""
     return [r for r in results if r["kind"] == kind and (family or r["family"]) == r["family"]]
 
 
 def single(results: list[Record], family: str | None) -> Iterator[str]:
-    """The tables, and what is left out."""
+    """Yield the lines of a result file's tables, and why peers are left out."""
     yield machine_line(results)
     yield ""
     yield from means(cases(results, family))
@@ -144,8 +144,8 @@ def single(results: list[Record], family: str | None) -> Iterator[str]:
 
 
 def tables(results: list[Record], family: str | None) -> Iterator[str]:
-    """Times beside aim, copy rate and best peer of each case; behind them those of eager calls,
-    outside a graph, the host's time included."""
+    """Yield a table of times beside aim, copy rate and best peer of each case, then one of eager
+    calls, outside a graph, the host's time included."""
     captured = cases(results, family)
     if captured:
         columns = [c for c in COLUMNS if any(cells(r)[c] for r in captured)]
@@ -158,7 +158,7 @@ def tables(results: list[Record], family: str | None) -> Iterator[str]:
 
 
 def means(results: list[Record]) -> Iterator[str]:
-    """How far all are from the floor in the mean, and those that are furthest behind a peer."""
+    """Yield lines with the mean of time over floor, and the cases furthest behind a peer."""
     over = [r["ms"]["median"] / floor_of(r) for r in results if r["family"] != "conv"]
     if over:
         mean = statistics.geometric_mean(over)
@@ -170,13 +170,13 @@ def means(results: list[Record]) -> Iterator[str]:
 
 
 def floor_of(r: Record) -> float:
-    """Milliseconds of the bytes that must move, with those that are read twice."""
+    """Return the milliseconds of the bytes that must move, with those that are read twice."""
     floor: float = r.get("floor_again_ms", r["floor_ms"])
     return floor
 
 
 def machine_line(results: list[Record]) -> str:
-    """GPU, versions, commit, date and copy rate of a run."""
+    """Return a line with GPU, versions, commit, date and copy rate of a run."""
     m = results[0]
     liger = f"Liger-Kernel {m['liger']}, " if m.get("liger") else ""
     return (
@@ -187,7 +187,7 @@ def machine_line(results: list[Record]) -> str:
 
 
 def cells(r: Record) -> dict[str, str]:
-    """The text of each column; beyond its aim, or slower than a peer, a case is set in bold."""
+    """Return {column: cell} of a record; times beyond the aim or behind a peer are bold."""
     filled = dict.fromkeys(COLUMNS, "") | {"case": r["case"], "ms (p20, p80)": times(r["ms"])}
     if r["kind"] == "case":
         filled |= {
@@ -205,12 +205,12 @@ def cells(r: Record) -> dict[str, str]:
 
 
 def times(ms: Record) -> str:
-    """Median and percentiles."""
+    """Return "median (p20, p80)" in milliseconds."""
     return f"{ms['median']:.4f} ({ms['p20']:.4f}, {ms['p80']:.4f})"
 
 
 def best(record: Record) -> tuple[str, float]:
-    """The quickest peer and its milliseconds."""
+    """Return (name of the quickest peer, its median in milliseconds)."""
     name, ms = min(record["peers"].items(), key=lambda item: item[1]["median"])
     return name, ms["median"]
 
@@ -224,9 +224,9 @@ def bold(text: str, marked: bool) -> str:
 
 
 def merge(before: list[Record], after: list[Record]) -> tuple[list[Record], list[str]]:
-    """The newer record of each case, and the names of cases that only `before` has.
+    """Return (the newer record of each case, names of cases that only `before` has).
 
-    These name the commit of their run.
+    The latter's records get a field with the commit of their run.
     """
     machine = after[0]
     new = {(r["kind"], r["case"]): r for r in after if r["kind"] in ("case", "eager")}
@@ -242,19 +242,19 @@ def merge(before: list[Record], after: list[Record]) -> tuple[list[Record], list
 
 
 def pages() -> dict[Path, str]:
-    """A page for each family with cases, by its path."""
+    """Return {path: text} of a page for each family with cases."""
     measured = records(RECORDS)
     families = sorted({r["family"] for r in measured[1:]})
     return {PAGES / f"{name}.md": "\n".join(page(measured, name)) + "\n" for name in families}
 
 
 def generated() -> list[Path]:
-    """The pages that are there, without those written by hand."""
+    """Return the paths of generated pages that exist."""
     return [path for path in PAGES.glob("*.md") if path.read_text("utf-8").startswith(NOTE)]
 
 
 def page(measured: list[Record], family: str) -> Iterator[str]:
-    """A family's tables, the machine, and rows that are of another commit."""
+    """Yield the lines of a family's page: tables, the machine, and rows of another commit."""
     yield from (NOTE, "", f"# Times of {family}", "", *answer(cases(measured, family)), "")
     yield from (machine_line(measured), "")
     yield "What each column is: [method](../performance.md#method)." + (
@@ -267,7 +267,7 @@ def page(measured: list[Record], family: str) -> Iterator[str]:
 
 
 def answer(measured: list[Record]) -> Iterator[str]:
-    """How near the rate of a copy a family is, and beside the quickest peers, in a sentence."""
+    """Yield sentences: how near the rate of a copy a family is, and how far from peers."""
     n, over, beside, behind = figures(measured)
     yield (
         f"Are these kernels fast? {n} cases take {over} of the time of a copy of the same bytes"
@@ -283,7 +283,7 @@ def answer(measured: list[Record]) -> Iterator[str]:
 
 
 def other_runs(measured: list[Record], family: str) -> dict[str, list[str]]:
-    """Names of cases by the commit of their run, where it is not the table's."""
+    """Return {commit: names of cases} of runs that are not the table's."""
     runs: dict[str, list[str]] = {}
     for record in measured[1:]:
         if record["family"] == family and "commit" in record:
@@ -292,7 +292,8 @@ def other_runs(measured: list[Record], family: str) -> dict[str, list[str]]:
 
 
 def summary() -> str:
-    """A row for each family: cases, means of time over floor and over the best peer, the worst."""
+    """Return a table of families: cases, means of time over floor and over the best peer, the
+    worst."""
     measured = cases(records(RECORDS))
     rows = []
     for name in sorted({r["family"] for r in measured}):
@@ -302,7 +303,7 @@ def summary() -> str:
 
 
 def slow_table() -> str:
-    """A row for each group of cases in SLOW: how many, their shares of the copy rate, and why."""
+    """Return a table of the groups of cases in SLOW: how many, shares of the copy rate, why."""
     rows = []
     for pattern, why in SLOW.items():
         results = [r for r in cases(records(RECORDS)) if re.search(pattern, r["case"])]
@@ -314,7 +315,8 @@ def slow_table() -> str:
 
 
 def figures(measured: list[Record]) -> list[str]:
-    """Number of cases, their geometric means, and the one furthest behind its peer."""
+    """Return cells: number of cases, geometric means of time over floor and over the best peer's,
+    the case furthest behind its peer."""
     over = statistics.geometric_mean(r["ms"]["median"] / floor_of(r) for r in measured)
     beside = [r for r in measured if r["peers"]]
     if not beside:
@@ -326,7 +328,7 @@ def figures(measured: list[Record]) -> list[str]:
 
 
 def short_table(chosen: dict[str, str]) -> str:
-    """A row for each of these cases: ours, its share of the copy rate, the best peer."""
+    """Return a table of cases, {row's name: case}: ours, share of the copy rate, the best peer."""
     measured = records(RECORDS)
     by_name = {r["case"]: r for r in cases(measured)}
     rows = []

@@ -52,6 +52,7 @@ MEASURED = "benchmark*.jsonl"  # a file for each card
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.argument("folder", default=ROOT / "build" / "site", type=click.Path(path_type=Path))
 def main(folder: Path) -> None:
+    """Build the site into `folder`; a warning of Sphinx is an error."""
     with tempfile.TemporaryDirectory() as name:
         sources = Path(name)
         write(sources)

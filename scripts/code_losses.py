@@ -43,11 +43,15 @@ class Course(NamedTuple):
     """A model, and a batch for each step of a seed."""
 
     make: Callable[[], nn.Module]
-    batches: Callable[[int, int, torch.device], list[Batch]]
+    batches: Callable[[int, int, torch.device], list[Batch]]  # (seed, number of steps, device)
 
 
 def chains(n: int, length: int, classes: int) -> Callable[[int, int, torch.device], list[Batch]]:
-    """Texts in which one of four tokens follows each token, not all as often."""
+    """Return a function that draws batches of texts: drawn(seed, steps, device).
+
+    Each token is followed by one of four that are its own, with probabilities 0.6, 0.2, 0.1, 0.1.
+    n: texts in a batch, of `length` tokens from 0 to classes - 1; targets are the next tokens.
+    """
     after = np.random.default_rng(0).integers(classes, size=(classes, 4))
 
     def drawn(seed: int, steps: int, device: torch.device) -> list[Batch]:
@@ -64,9 +68,10 @@ def chains(n: int, length: int, classes: int) -> Callable[[int, int, torch.devic
 
 
 def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device], list[Batch]]:
-    """Images that repeat a class's own pattern, under twice as much noise.
+    """Return a function that draws batches of images: drawn(seed, steps, device).
 
-    Of five labels one is drawn anew, so that the loss has a floor and no spikes.
+    An image, (3, side, side), repeats its class's pattern of 8 x 8 under twice as much noise. One
+    of five labels is drawn anew, so that the loss has a floor and no spikes. n: images in a batch.
     """
     pattern = torch.randn(classes, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     pattern = pattern.repeat(1, 1, side // 8, side // 8)
@@ -86,7 +91,7 @@ def noisy(n: int, side: int, classes: int) -> Callable[[int, int, torch.device],
 
 
 def courses(tiny: bool) -> dict[str, Course]:
-    """Three kinds of models."""
+    """Return three models with their data, by name; tiny: small ones."""
     depth, width, n_heads, hidden, classes, n, length = (
         (1, 32, 2, 64, 16, 2, 32) if tiny else (4, 512, 8, 1408, 256, 16, 512)
     )
@@ -108,7 +113,7 @@ def courses(tiny: bool) -> dict[str, Course]:
 
 
 class Trained:
-    """One model, compiled once and trained from several starts."""
+    """One model, compiled once and trained from several starts; options: of torch.compile."""
 
     def __init__(self, course: Course, options: Any, device: torch.device) -> None:
         self.course, self.options, self.device = course, options, device
@@ -117,7 +122,7 @@ class Trained:
         self.loss = torch.compile(self._loss, options=options)
 
     def losses(self, seed: int, steps: int) -> list[float]:
-        """Losses of a start."""
+        """Train from the weights and data of a seed; return the loss of each step."""
         torch.manual_seed(seed)
         with self.device:
             start = self.course.make()
@@ -134,7 +139,7 @@ class Trained:
         return torch.stack(results).tolist()
 
     def coded(self) -> int:
-        """Bytes, as they were, of what a step encodes."""
+        """Return the bytes, before encoding, of the activations that a step encodes."""
         return coded_bytes({"coded": self.options.report()}) or 0
 
     def _loss(self, x: Tensor, target: Tensor) -> Tensor:
@@ -142,7 +147,11 @@ class Trained:
 
 
 def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[str]:
-    """Ends of both, their largest distance, and how far seeds are apart."""
+    """Return cells: final losses of both ways by seed, their largest distance, that of the seeds,
+    and MB of encoded activations.
+
+    losses: by way, then seed, those of each step. coded: bytes.
+    """
     plain, codes = ([end(each) for each in losses[name]] for name in WAYS)
     off = max(abs(a - b) for a, b in zip(plain, codes, strict=True))
     ends = (", ".join(f"{each:.4f}" for each in results) for results in (plain, codes))
@@ -150,7 +159,7 @@ def row(model: str, losses: dict[str, list[list[float]]], coded: int) -> list[st
 
 
 def end(losses: list[float]) -> float:
-    """The mean of the last sixth."""
+    """Return the mean of the last sixth of losses."""
     return statistics.fmean(losses[-max(len(losses) // 6, 1) :])
 
 

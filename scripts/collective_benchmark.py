@@ -62,7 +62,7 @@ Row = dict[str, Any]
 
 
 def cases(group: cto.ProcessGroup) -> dict[str, Case]:
-    """By name."""
+    """Return the cases by name: calls by who makes them, bytes, factor of the bus bandwidth."""
     import torch
     from torch import distributed as dist
 
@@ -95,7 +95,7 @@ def cases(group: cto.ProcessGroup) -> dict[str, Case]:
 
 
 def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
-    """All-reduces over the tensors' memory."""
+    """Return all-reduces over the tensors' memory: ours, ours bound, NCCL's by hand."""
     reduce_all, arrays = cto.NcclAllReduce(group=group), [cupy.from_dlpack(t) for t in tensors]
     return {
         "ours": lambda: reduce_all(arrays),
@@ -105,13 +105,13 @@ def sums(group: cto.ProcessGroup, tensors: list[Any]) -> Calls:
 
 
 def moves(op: Any, x: Any, size: int) -> Calls:
-    """One array of each rank, and several."""
+    """Return calls of a gather or scatter with 1 and with 8 arrays of each of `size` ranks."""
     pieces, parts = parts_of(x, size), parts_of(x, 8 * size)
     return {"ours": lambda: op(pieces), "ours, 8 arrays a rank": lambda: op(parts)}
 
 
 def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
-    """NCCL called as CuPy has it, over the same ranks."""
+    """Return an all-reduce by CuPy's binding of NCCL, over the group's ranks."""
     binding = nccl.library()
     made = nccl.communicator(group, "NcclAllReduce", group.everyone).made
     number, total = binding.NCCL_FLOAT32, binding.NCCL_SUM
@@ -130,13 +130,13 @@ def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
 
 
 def parts_of(x: Any, n: int) -> list[Any]:
-    """Views of x, one behind the other, of which each rank owns an equal part."""
+    """Return n views of x, one behind the other; the last has an element less."""
     ours, each = cupy.from_dlpack(x), LARGE // n
     return [ours[i * each : (i + 1) * each - (i == n - 1)] for i in range(n)]
 
 
 def seconds(call: Call) -> tuple[float, float]:
-    """Seconds of a call on the GPU, and on the host."""
+    """Return seconds of a call (on the GPU, on the host), of BATCH calls."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -153,12 +153,15 @@ def seconds(call: Call) -> tuple[float, float]:
 
 
 def rotate(names: list[str], i: int) -> list[str]:
-    """Another one first in each round: behind another case the host's caches have nothing of it."""
+    """Return the names in the order of the i-th round, whose first is another in each.
+
+    So that none is always the first behind another case, with cold caches of the host.
+    """
     return names[i % len(names) :] + names[: i % len(names)]
 
 
 def call_rows(xp: Any, group: cto.ProcessGroup, _: bool, rounds: int) -> Iterator[Row]:
-    """A row for each case and who did it."""
+    """Yield a row for each case and who made the calls."""
     import torch
     from torch import distributed as dist
 
@@ -190,7 +193,7 @@ def call_rows(xp: Any, group: cto.ProcessGroup, _: bool, rounds: int) -> Iterato
 
 
 def pause() -> None:
-    """Nothing, before a call."""
+    """Do nothing: the preparation of a call that needs none."""
 
 
 class Clock:
@@ -201,7 +204,7 @@ class Clock:
         self._meet = cto.NcclAllReduce(group=group)
 
     def of(self, call: Call, before: Call) -> float:
-        """Milliseconds of one call, behind a call that is not counted."""
+        """Return the milliseconds of `call`, after `before`, which is not counted."""
         before()
         self._meet(self._one)
         self._wait()
@@ -211,7 +214,7 @@ class Clock:
         return (time.perf_counter() - began) * 1e3
 
     def slowest(self, own: list[float]) -> list[float]:
-        """Longest of each time over the ranks."""
+        """Return the longest of each time over the ranks."""
         every = np.zeros((self._group.size, len(own)))
         every[self._group.rank] = own
         (every,) = cto.nccl_all_reduce([every], group=self._group)
@@ -223,7 +226,10 @@ class Clock:
 
 
 def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
-    """Medians of calls in turns, each behind a call that is not counted; two rounds warm up."""
+    """Return median milliseconds of calls made in turns, the slowest rank's; two rounds warm up.
+
+    calls: by name, (what precedes the call and is not counted, the call).
+    """
     times_of: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, (before, call) in calls.items():
@@ -233,7 +239,7 @@ def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> d
 
 
 def step_rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
-    """AdamW of a model's parameters, whole on each rank and divided among them."""
+    """Yield rows of AdamW's step, whole on each rank and divided among them."""
     shapes = FEW_SHAPES if quick else SHAPES
     gradients = [xp.full(shape, 1e-3, np.float32) for shape in shapes]
     parameters = [xp.ones(shape, np.float32) for shape in shapes]
@@ -271,6 +277,7 @@ class Training:
     """Forward and backward passes of the transformer on this rank."""
 
     def __init__(self, xp: Any, quick: bool) -> None:
+        """Make the model and a batch, on the CPU if xp is NumPy; quick: small ones."""
         import torch
         from training_models import GPT, text
 
@@ -299,7 +306,7 @@ class Training:
 
 
 def bucket_rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
-    """Rows of buckets of several sizes, and of the peer."""
+    """Yield rows of a backward pass with buckets of several sizes, and with PyTorch's."""
     training, clock = Training(xp, quick), Clock(xp, group)
     for megabytes in MEGABYTES:
         buckets = cto.torch.GradientBuckets(training.parameters, group, megabytes=megabytes)
@@ -316,7 +323,11 @@ def bucket_rows(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> I
 def overlap_rows(
     name: str, clock: Clock, rounds: int, calls: dict[str, tuple[Call, Call]]
 ) -> Iterator[Row]:
-    """The times of three calls, and what is hidden."""
+    """Yield rows of a backward pass alone, with communication, and of communication alone; last the
+    share of the communication's time that the pass hides.
+
+    calls: these three in this order.
+    """
     result = medians(clock, calls, rounds)
     yield from ({"case": f"{name}: {case}", "ms": ms} for case, ms in result.items())
     plain, both, alone = result.values()
@@ -324,20 +335,23 @@ def overlap_rows(
 
 
 def without(buckets: Any, backward: Callable[[], None]) -> None:
-    """A backward pass whose gradients stay here."""
+    """Make a backward pass whose gradients are not exchanged."""
     with buckets.paused():
         backward()
 
 
 def send_all(buckets: Any, parameters: list[Any]) -> None:
-    """All gradients at once, in the order of the buckets."""
+    """Exchange all gradients at once, in the order of the buckets."""
     for place in itertools.chain.from_iterable(buckets._buckets._buckets):
         buckets._buckets.ready(place, parameters[place].grad)
     buckets.wait()
 
 
 def peer_rows(training: Training, clock: Clock, rounds: int) -> Iterator[Row]:
-    """PyTorch's way, over a communicator of its own; alone are arrays as large as its buckets."""
+    """Yield rows of DistributedDataParallel, over a communicator of its own.
+
+    Its communication alone is measured with arrays as large as its buckets.
+    """
     import torch
     from torch import distributed as dist
 

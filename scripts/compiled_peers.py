@@ -33,7 +33,7 @@ LIMIT = 120  # seconds
 
 
 class DoesNotCompileError(Exception):
-    """The message says why."""
+    """A peer cannot be compiled to one graph; the message says why."""
 
 
 @click.command()
@@ -54,12 +54,12 @@ def main(families: tuple[str, ...], jobs: int) -> None:
 
 
 def torch_peers(case: Case) -> dict[str, Any]:
-    """The peers of a case that are PyTorch's."""
+    """Return the peers of a case that are PyTorch's, by name."""
     return {name: peer for name, peer in case.peers.items() if name.startswith("torch")}
 
 
 def compile_peers(identifier: str) -> str | None:
-    """Compile a case's peers and run them once; what went wrong, or None."""
+    """Compile a case's peers and run them once; return error messages, or None."""
     import cupy
     import torch
 
@@ -79,7 +79,7 @@ def compile_peers(identifier: str) -> str | None:
 
 
 def compiled(actions: Sequence[Action]) -> list[Action]:
-    """The same calls, compiled; raises DoesNotCompileError where one graph cannot hold them."""
+    """Return the calls compiled; raise DoesNotCompileError if one is no single graph."""
     import torch
 
     torch._dynamo.reset()  # or sizes that change from case to case would become variables

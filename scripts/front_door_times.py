@@ -85,7 +85,7 @@ def main(only: str, calls: int, repeats: int, limit: float, turns: int) -> None:
 
 
 def print_small(names: Sequence[str], calls: int) -> None:
-    """A row for each function."""
+    """Print a table of host microseconds, a row for each function."""
     columns = ("host us", "without", "forward", "backward", "PyTorch's: the same")
     click.echo(f"\n{head_of(columns)}")
     for name in names:
@@ -95,7 +95,10 @@ def print_small(names: Sequence[str], calls: int) -> None:
 
 
 def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
-    """A row for each way of a case, and one for our best over the others'."""
+    """Print a table of large calls: a row for each way of a case, one of our best over others'.
+
+    limit: seconds of a way.
+    """
     columns = ("forward and backward", "way", "ms", "captured, ms", "GB beside", "and gradients")
     click.echo(f"\n{head_of(columns)}")
     with Workers() as workers:
@@ -116,7 +119,7 @@ def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
 
 
 def print_small_steps(names: Sequence[str], turns: int) -> None:
-    """A row for each pair of steps."""
+    """Print a table of steps over small parameters, a row for each pair of PAIRS."""
     columns = ("step", "us", "PyTorch's fused, us", "ratio")
     click.echo(f"\n{head_of(columns)}")
     for name in names:
@@ -128,7 +131,7 @@ def print_small_steps(names: Sequence[str], turns: int) -> None:
 
 
 def print_large_steps(names: Sequence[str], repeats: int) -> None:
-    """A row for each optimizer."""
+    """Print a table of steps over large parameters, a row for each optimizer of LARGE."""
     n = sum(math.prod(shape) for shape in SHAPES)
     click.echo(f"\n{head_of((f'{n / 1e6:.0f} million parameters', 'ms', 'bytes of moments'))}")
     for name in names:
@@ -144,7 +147,7 @@ def print_large_steps(names: Sequence[str], repeats: int) -> None:
 
 
 def small() -> dict[str, tuple[Call, Call]]:
-    """Functions of a square tensor, ours and PyTorch's."""
+    """Return {name: (ours, PyTorch's)}: functions of a tensor of 64 x 64."""
     row, shift = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
     target = torch.randint(64, (64,), device="cuda")
     calls: dict[str, Callable[[Any, torch.Tensor], Any]] = {
@@ -160,12 +163,12 @@ def small() -> dict[str, tuple[Call, Call]]:
 
 
 def both(name: str) -> tuple[Call, Call]:
-    """Our function of this name, and PyTorch's."""
+    """Return (our function of this name, PyTorch's)."""
     return getattr(ours, name), getattr(theirs, name)
 
 
 def host(functions: Sequence[Call], calls: int) -> list[list[float]]:
-    """Microseconds without gradients, forward, and backward, of each function."""
+    """Return host microseconds of each function: [without gradients, forward, backward]."""
     x = torch.randn(64, 64, device="cuda")
     leaves = [torch.randn(64, 64, device="cuda", requires_grad=True) for _ in functions]
     results = [function(leaf) for function, leaf in zip(functions, leaves, strict=True)]
@@ -182,7 +185,7 @@ def _backward(leaf: torch.Tensor, y: torch.Tensor, dy: torch.Tensor) -> None:
 
 
 def least(some: Sequence[Step], calls: int) -> list[float]:
-    """Microseconds of one call of each, which have their turns."""
+    """Return the least microseconds of a call of each function, measured in turns."""
     result: list[float] = [math.inf] * len(some)
     for call in some * 20:
         call()
@@ -193,7 +196,10 @@ def least(some: Sequence[Step], calls: int) -> list[float]:
 
 
 def median(call: Step, n: int = GROUP, before: Step = lambda: None) -> float:
-    """Microseconds of one call of a group, with the device idle before the first."""
+    """Return the median microseconds of n calls, with the device idle before the first.
+
+    before: is called ahead of each, uncounted.
+    """
     torch.cuda.synchronize()
     return statistics.median(timeit.repeat(call, before, number=1, repeat=n)) * 1e6
 
@@ -203,7 +209,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def large() -> dict[str, Callable[[], dict[str, Way]]]:
-    """Functions that make the ways to compute one case."""
+    """Return for each case a function that makes the ways to compute it."""
     results: dict[str, Callable[[], dict[str, Way]]] = {}
     for n, classes in ((8192, 32000), (8192, 131072)):
         results[f"cross_entropy {n} x {classes} bf16"] = partial(_loss, n, classes)
@@ -221,6 +227,7 @@ def large() -> dict[str, Callable[[], dict[str, Way]]]:
 def _ways(
     mine: Call, other: Call, leaves: list[torch.Tensor], liger: Call | None = None
 ) -> dict[str, Way]:
+    """Return the ways by name, ours and PyTorch's also compiled; leaves: arguments of each."""
     ways = {"ours": mine, "ours compiled": torch.compile(mine), "PyTorch": other}
     ways["PyTorch compiled"] = torch.compile(other)
     if liger is not None:
@@ -229,6 +236,7 @@ def _ways(
 
 
 def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> dict[str, Way]:
+    """Return the ways to compute a normalisation of n rows, and its gradient."""
     leaves = [leaf(n, columns, dtype=dtype)]
     leaves += [leaf(columns, dtype=dtype) for _ in range(1 + (name == "layer_norm"))]
     mine, other = (lambda x, *rest, f=f: f(x, (columns,), *rest) for f in both(name))
@@ -237,6 +245,7 @@ def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> dict[str, Way]
 
 
 def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
+    """Return the ways to compute a function of one array, such as "gelu", and its gradient."""
     keywords = {"dim": -1} if name == "softmax" else {}
     mine, other = (lambda x, f=f: f(x, **keywords) for f in both(name))
     liger = _liger("liger_softmax") if name == "softmax" else None
@@ -244,6 +253,7 @@ def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Way]:
 
 
 def _loss(n: int, classes: int) -> dict[str, Way]:
+    """Return the ways to compute cross entropy of (n, classes) scores and its gradient."""
     target = torch.randint(classes, (n,), device="cuda")
     leaves = [leaf(n, classes)]  # the result of an operation would bring its stream into a graph
     liger = _liger("liger_cross_entropy")
@@ -270,6 +280,7 @@ class Alias(torch.autograd.Function):
 
 
 def _linear_loss() -> dict[str, Way]:
+    """Return the ways to compute a linear layer and cross entropy: 16384 rows, 131072 classes."""
     target = torch.randint(131072, (16384,), device="cuda")
     with torch.no_grad():
         leaves = [leaf(16384, 4096), (leaf(131072, 4096) * 0.02).detach().requires_grad_()]
@@ -287,7 +298,7 @@ def _embedding() -> dict[str, Way]:
 
 
 def _liger(name: str) -> Any:
-    """Liger-Kernel's functional, where it is installed."""
+    """Return Liger-Kernel's function of this name, None if it is not installed."""
     try:
         return getattr(importlib.import_module("liger_kernel.transformers.functional"), name)
     except ImportError:
@@ -298,7 +309,7 @@ def _liger(name: str) -> Any:
 
 
 class Workers:
-    """A process that answers, and after a way that failed a new one: CUDA's state is lost then."""
+    """A process that calls functions; `renew` replaces it after a failure, which spoils CUDA."""
 
     def __enter__(self) -> Workers:
         self.renew()
@@ -308,7 +319,7 @@ class Workers:
         self.pool.shutdown()
 
     def renew(self) -> None:
-        """Begin another process."""
+        """Kill the process and begin another."""
         for process in multiprocessing.active_children():
             process.kill()
         self.pool = ProcessPoolExecutor(
@@ -319,31 +330,31 @@ class Workers:
         )
 
     def ask(self, function: Call, *arguments: Any, limit: float | None = None) -> Any:
-        """Result of the function in that process."""
+        """Return function(*arguments) of that process; TimeoutError after `limit` seconds."""
         return self.pool.submit(function, *arguments).result(limit)
 
 
 @functools.lru_cache(maxsize=1)
 def ways_of(name: str) -> dict[str, Way]:
-    """The ways to compute one case, made in the process that asks."""
+    """Return the ways to compute a case, made in this process, after freeing what others left."""
     torch.cuda.empty_cache()
     torch.compiler.reset()
     return large()[name]()
 
 
 def names_of(name: str) -> list[str]:
-    """Names of the ways; the case before is freed first."""
+    """Return the names of a case's ways; the previous case is freed first."""
     ways_of.cache_clear()
     return list(ways_of(name))
 
 
 def cells_of(name: str, way: str, repeats: int) -> Cells:
-    """The figures of one way."""
+    """Return the figures of one way of a case."""
     return figures(*ways_of(name)[way], repeats)
 
 
 def ratio(result: dict[str, Cells], place: int) -> str:
-    """Our best over the others', where there are both."""
+    """Return our best over the others' as text, "" if one is missing; place: index of the cell."""
     bests = [_best(result, place, is_ours=is_ours) for is_ours in (True, False)]
     return f"{bests[0] / bests[1]:.2f}" if all(bests) else ""
 
@@ -354,12 +365,13 @@ def _best(result: dict[str, Cells], place: int, *, is_ours: bool) -> float:
 
 
 def cell_text(cell: float | str) -> str:
-    """A number, or words."""
+    """Return a cell's text: a number with three decimals, or words."""
     return cell if isinstance(cell, str) else f"{cell:.3f}"
 
 
 def figures(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
-    """Milliseconds called and captured, gigabytes; or why they are not there."""
+    """Return cells of a forward and backward pass: milliseconds called, captured in a graph, peak
+    gigabytes with and without gradients; an error's words in place of what cannot be measured."""
 
     def step() -> None:
         y = function(*leaves)
@@ -382,7 +394,7 @@ def _words(error: Exception) -> str:
 
 
 def time_called(step: Step, repeats: int) -> tuple[float, float]:
-    """Milliseconds, the median, and gigabytes beside what is there."""
+    """Return (median milliseconds of a step, peak gigabytes beside what was allocated before)."""
     between_events(step, 3)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -391,7 +403,7 @@ def time_called(step: Step, repeats: int) -> tuple[float, float]:
 
 
 def time_captured(step: Step, repeats: int) -> float:
-    """Milliseconds of a replay, the median."""
+    """Return the median milliseconds of a step replayed from a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -406,7 +418,7 @@ def time_captured(step: Step, repeats: int) -> float:
 
 
 def between_events(call: Step, repeats: int) -> float:
-    """Milliseconds of the device from before a call to after it, the median."""
+    """Return the median milliseconds between events before and after a call."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in marks:
         start.record()
@@ -420,7 +432,7 @@ def between_events(call: Step, repeats: int) -> float:
 
 
 class SmallSteps:
-    """An optimizer over parameters of its own, and gradients that it is given in turns."""
+    """An optimizer over small parameters, whose gradients are four sets of tensors in turn."""
 
     def __init__(self, make: Callable[[Parameters], Step]) -> None:
         shapes = [(SIZE,) * len(shape) for shape in SHAPES]
@@ -430,28 +442,28 @@ class SmallSteps:
         self.step = make(self.parameters)
 
     def microseconds(self) -> float:
-        """The median of a turn."""
+        """Return the median microseconds of STEPS steps."""
         return median(self.step, STEPS, self.renew)
 
     def renew(self) -> None:
-        """New tensors, at other addresses than those of the step before."""
+        """Set the next gradients, at other addresses than those of the step before."""
         for parameter, gradient in zip(self.parameters, next(self.turns), strict=True):
             parameter.grad = gradient.detach()
 
 
 def plain(parameters: Parameters, **keywords: Any) -> Step:
-    """The operator behind ours, over tensors."""
+    """Return a step of cto.AdamW over tensors; keywords: of the step."""
     optimizer = cto.AdamW(parameters)
     return lambda: optimizer.step([p.grad for p in parameters], **keywords)
 
 
 def plain_clipped(parameters: Parameters) -> Step:
-    """A step with a loss scale and clipping."""
+    """Return a step of cto.AdamW with a loss scale and clipping."""
     return plain(parameters, loss_scale=torch.ones((), device="cuda"), max_norm=MAX_NORM)
 
 
 def fused_clipped(parameters: Parameters) -> Step:
-    """PyTorch's way to clip, before its step."""
+    """Return PyTorch's clipping and fused step."""
     optimizer = fused(parameters)
 
     def both() -> None:
@@ -462,12 +474,12 @@ def fused_clipped(parameters: Parameters) -> Step:
 
 
 def step_of(make: Optimizers) -> Callable[[Parameters], Step]:
-    """Maker of a step of PyTorch's protocol."""
+    """Return a function from parameters to a step of an optimizer of PyTorch's protocol."""
     return lambda parameters: make(parameters).step
 
 
 def with_scaler(make: Optimizers) -> Callable[[Parameters], Step]:
-    """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
+    """Return a function from parameters to a step as GradScaler makes it, which unscales."""
 
     def begin(parameters: Parameters) -> Step:
         optimizer: Any = make(parameters)
@@ -479,7 +491,7 @@ def with_scaler(make: Optimizers) -> Callable[[Parameters], Step]:
 
 
 def in_groups(make: Optimizers) -> Callable[[Parameters], Step]:
-    """Vectors without decay, as is usual."""
+    """Return a function from parameters to a step with two groups: vectors have no decay."""
 
     def begin(parameters: Parameters) -> Step:
         matrices = [p for p in parameters if p.dim() > 1]

@@ -43,11 +43,11 @@ WARM_UP = 3
 
 
 class Way(NamedTuple):
-    """To train."""
+    """How a model is trained."""
 
-    is_converted: bool
-    is_ours: bool  # the optimizer
-    state: str | None = None
+    is_converted: bool  # the model, by cto.torch.convert
+    is_ours: bool  # the optimizer is cto.torch.AdamW
+    state: str | None = None  # its argument
 
 
 WAYS = {
@@ -62,6 +62,8 @@ class Training:
     """A sharded model and its optimizer."""
 
     def __init__(self, task: Panel, way: Way, device: torch.device, is_whole: bool) -> None:
+        """task: model and data. way: which optimizer. is_whole: DistributedDataParallel, in which
+        each rank has the whole model, in place of fully_shard."""
         torch.manual_seed(0)
         self.task, self.way = task, way
         with device:
@@ -88,7 +90,7 @@ class Training:
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
 
     def step(self) -> Tensor:
-        """Forward, backward and update; the loss before it."""
+        """Make a forward and backward pass and an update; return the loss before it."""
         with self.autocast:
             scores = self.task.scores(self.network, self.x)
         if self.way.is_converted:
@@ -103,7 +105,7 @@ class Training:
         return loss.detach()
 
     def parameters(self) -> Tensor:
-        """This rank's parts, or all that is whole, in one row."""
+        """Return this rank's parts of the parameters, or whole ones, as one flat tensor."""
         each = (p.detach() for p in self.model.parameters())
         return torch.cat([(p.to_local() if isinstance(p, DTensor) else p).flatten() for p in each])
 
@@ -111,15 +113,15 @@ class Training:
 class Measured(NamedTuple):
     """Figures of a way."""
 
-    peak: float
-    ms: float
-    loss: float
-    before: Tensor  # parameters
+    peak: float  # gigabytes
+    ms: float  # median of a step
+    loss: float  # last one, mean over ranks
+    before: Tensor  # this rank's parameters, flat
     after: Tensor
 
 
 def measured(training: Training, steps: int, device: torch.device) -> Measured:
-    """A training's first steps."""
+    """Make the first steps of a training, and measure them."""
     before, losses = training.parameters(), []
     times: list[float] = []
     if device.type == "cuda":
@@ -142,7 +144,7 @@ def _now(device: torch.device) -> float:
 
 
 def off(actual: Measured, expected: Measured) -> float:
-    """The distance of the parameters over what training changed, of all ranks."""
+    """Return the distance of all ranks' parameters over that which training moved them."""
     squares = [actual.after - expected.after, expected.after - expected.before]
     norms = torch.stack([each.double().square().sum() for each in squares])
     dist.all_reduce(norms)

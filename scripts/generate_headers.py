@@ -53,12 +53,12 @@ def main(check: bool) -> None:
 
 
 def read(path: Path) -> str:
-    """Text of a file, empty where there is none."""
+    """Return the text of a file, "" if there is none."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def generated() -> dict[Path, str]:
-    """The text of each header."""
+    """Return {path: text} of all generated headers."""
     folder = ROOT / "cuda_src"
     results = {folder / "core/facts.cuh": header(core, "cto::facts", STANDARD)}
     results[folder / "core/slots.cuh"] = slots_header(core)
@@ -72,7 +72,7 @@ def generated() -> dict[Path, str]:
 
 
 def header(module: ModuleType, namespace: str, includes: str) -> str:
-    """The header of one module of facts."""
+    """Return the header of a module of facts: numbers and structs that plans and kernels share."""
     own = {
         name: v for name, v in vars(module).items() if module is core or v is not core_value(name)
     }
@@ -93,7 +93,7 @@ def header(module: ModuleType, namespace: str, includes: str) -> str:
 
 
 def slots_header(module: ModuleType) -> str:
-    """The types of a module of facts, which most headers do not take: each source has its own."""
+    """Return the header of a module's types, each by a macro, as they differ by compilation."""
     types = {name: v for name, v in vars(module).items() if isinstance(v, TypeSlot)}
     parts = [
         head(module, '#include "core/types.cuh"'),
@@ -106,13 +106,13 @@ def slots_header(module: ModuleType) -> str:
 
 
 def head(module: ModuleType, includes: str) -> str:
-    """Beginning of the header of a module of facts."""
+    """Return the beginning of the header of a module of facts."""
     path = module.__name__.replace(".", "/") + ".py"
     return HEAD.format(module=path, command=COMMAND, includes=includes)
 
 
 def comments(module: ModuleType) -> dict[str, str]:
-    """Comments of a module's names: those above an assignment, then the one beside it."""
+    """Return {name: its C++ comment}: lines above an assignment, then the comment beside it."""
     texts, above = {}, ""
     for line in Path(module.__file__ or "").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(" = ")
@@ -126,17 +126,17 @@ def comments(module: ModuleType) -> dict[str, str]:
 
 
 def core_value(name: str) -> object:
-    """Value of a name among the facts of all families."""
+    """Return the value of a name among the facts of all families; None if it is not there."""
     return getattr(core, name, None)
 
 
 def default(name: str, value: int | str) -> str:
-    """A slot's macro where the compiler is given none."""
+    """Return the default of a slot's macro, for compilers without -D."""
     return f"#ifndef CTO_{name}\n#define CTO_{name} {value}\n#endif\n"
 
 
 def constant(name: str, value: object) -> str:
-    """A number; one that depends on the bytes of a type is a template."""
+    """Return a constant; {bytes of a type: number} becomes a template over NBYTES."""
     if isinstance(value, dict):
         cases = (f"template <>\nconstexpr int {name}<{n}> = {v};\n" for n, v in value.items())
         return f"template <int NBYTES>\nconstexpr int {name} = 0;\n{''.join(cases)}"
@@ -145,7 +145,7 @@ def constant(name: str, value: object) -> str:
 
 
 def struct_text(struct: Struct) -> str:
-    """A struct of the size that plans give it."""
+    """Return a struct, and an assertion that its size is that of the plans' NumPy dtype."""
     template = f"template <{parameter(struct)}>\n" if struct.parameter else ""
     fields = "".join(f"    {declared(name, field)};\n" for name, field in struct.fields.items())
     size = f"static_assert(sizeof({spelled(struct)}) == {layout(struct).dtype.itemsize});\n"
@@ -153,30 +153,30 @@ def struct_text(struct: Struct) -> str:
 
 
 def parameter(struct: Struct) -> str:
-    """The struct's template parameter."""
+    """Return the struct's template parameter: "int N" or "class T"."""
     return f"{'int' if isinstance(struct.parameter, Count) else 'class'} {struct.parameter.name}"
 
 
 def declared(name: str, field: CType) -> str:
-    """One field."""
+    """Return the declaration of a field."""
     return f"{field.name} {name}{''.join(f'[{extent}]' for extent in field.extents)}"
 
 
 def offsets(struct: Struct) -> Iterator[str]:
-    """That fields lie where plans put them."""
+    """Yield assertions that fields are at the offsets of the plans' NumPy dtype."""
     for name in struct.fields:
         offset = layout(struct).dtype.fields[name][1]
         yield f"static_assert(offsetof({spelled(struct)}, {name}) == {offset});\n"
 
 
 def layout(struct: Struct) -> Layout:
-    """The layout of a struct; of a template that of one of its structs."""
+    """Return the layout of a struct; of a template that of one instance, for 3 or float."""
     argument = 3 if isinstance(struct.parameter, Count) else FLOAT32
     return struct.of(argument if struct.parameter else None)
 
 
 def spelled(struct: Struct) -> str:
-    """The name of the same struct."""
+    """Return the C++ name of the struct that `layout` is of."""
     return layout(struct).name
 
 

@@ -49,7 +49,7 @@ def main(check: bool) -> None:
 
 
 def texts() -> dict[Path, str]:
-    """Each document with every generated part made anew."""
+    """Return {path: text} of each document, with its generated parts as they should be now."""
     marked = {ROOT / name: updated((ROOT / name).read_text("utf-8")) for name in MARKED}
     return marked | benchmark_report.pages() | torch_operators()
 
@@ -63,7 +63,7 @@ def torch_operators() -> dict[Path, str]:
 
 
 def updated(text: str) -> str:
-    """The text with what stands between marks made anew."""
+    """Return a document's text with what stands between marks generated again."""
 
     def part(match: re.Match[str]) -> str:
         return f"{match[1]}\n{PARTS[match[2]]()}\n<!-- end -->"
@@ -72,7 +72,7 @@ def updated(text: str) -> str:
 
 
 def codec_table() -> str:
-    """One row a codec: formula, bits a value, error bound."""
+    """Return a table with a row for each codec: formula, bits a value, error bound."""
     rows = [
         [f"`{codec.name}`", codec.formula, f"{codec.bits:.4g}", codec.bound]
         for codec in cto.CODECS.values()

@@ -53,7 +53,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A family may have no large tests."""
+    """Let a run of large tests pass if there are none, as a family may have none."""
     none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
     if none and session.config.getoption("-m") == "large":
         session.exitstatus = pytest.ExitCode.OK
@@ -76,6 +76,6 @@ def concerns(item: pytest.Item, families: Collection[str]) -> bool:
 
 @functools.cache
 def quoted(function: object) -> frozenset[str]:
-    """The words that stand in quotes in a test's text, as in get_op("Scale")."""
+    """Return the words in quotes in a test's source, such as Scale of get_op("Scale")."""
     text = inspect.getsource(function) if inspect.isfunction(function) else ""
     return frozenset(re.findall(r'"(\w+)"', text))

@@ -60,7 +60,7 @@ def main(tensors: bool, against: Path | None, only: str, runs: int) -> None:
 
 
 def cells(name: str, *runs: list[float]) -> list[str]:
-    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
+    """Return cells: the best run of each checkout, and the ratio of two with its percentiles."""
     bests = [name, *(f"{min(result):.2f}" for result in runs)]
     return bests if len(runs) == 1 else [*bests, "{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs))]
 
@@ -69,12 +69,12 @@ def cells(name: str, *runs: list[float]) -> list[str]:
 
 
 def names(tensors: bool) -> list[str]:
-    """Names of all calls."""
+    """Return the names of all calls, on tensors or on CuPy's arrays."""
     return list(tensor_calls() if tensors else CALLS)
 
 
 def microseconds(tensors: bool, name: str) -> float:
-    """One run's time of a call."""
+    """Return the microseconds of a call in one run."""
     if tensors:
         return run(tensor_calls()[name])
     us = run(array_call(name))
@@ -84,13 +84,16 @@ def microseconds(tensors: bool, name: str) -> float:
 
 @functools.cache
 def array_call(name: str) -> Action:
-    """The call of that name."""
+    """Return the call of that name, made at first."""
     return CALLS[name]()
 
 
 @functools.cache
 def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
-    """Maker of hollow arrays, and the launches; from here on CuPy's arrays are such."""
+    """Return (maker of hollow arrays, list of launches); from here on calls use no GPU.
+
+    Hollow arrays are CuPy's at invented addresses: see cupy_training_ops.testing.hollow.
+    """
     import cupy
 
     from cupy_training_ops.testing.hollow import hollow, hollow_launches
@@ -110,92 +113,92 @@ def array(*shape: int, dtype: str = "f4") -> Any:
 
 
 def arrays(n: int, *shape: int) -> tuple[Any, ...]:
-    """So many, small and square where nothing else is said."""
+    """Return n hollow arrays of this shape, by default 64 x 64."""
     return tuple(array(*(shape or (64, 64))) for _ in range(n))
 
 
 def parameters(dtype: str = "f4") -> list[Any]:
-    """The 292 parameters of a transformer."""
+    """Return hollow arrays of the 292 parameters of a transformer."""
     return [array(*shape, dtype=dtype) for shape in SHAPES]
 
 
 def new_scales() -> Action:
-    """A host value that changes from call to call."""
+    """Return a call with a host value that changes from call to call."""
     op, (x, out), scales = cto.Scale(), arrays(2, 1024), itertools.count(0.5, 2.0**-20)
     return lambda: op(x, next(scales), out=out)
 
 
 def gather(n_rows: int, n: int, width: int) -> Action:
-    """Many launches and scratch memory."""
+    """Return a call of many launches and scratch memory: n of n_rows rows of an embedding."""
     shape, indices = (n_rows, width), array(n, dtype="i8")
     return partial(cto.GatherGrad(), shape, indices, array(n, width), out=array(*shape))
 
 
 def bound_lists() -> Action:
-    """Four lists, three of them written in place, bound: the rate changes from call to call."""
+    """Return a bound call of four lists, three written in place; its rate changes each time."""
     bound = momentum()(*(parameters() for _ in range(4)), 0.5)
     rates = itertools.count(0.5, 2.0**-20)
     return lambda: bound(rate=next(rates))
 
 
 def open_list() -> Action:
-    """The same with the second list given at each call, of arrays that are not the last call's."""
+    """Return a bound call of four lists; the second is passed anew, other arrays each time."""
     weights, *gradients, first, second = (parameters() for _ in range(5))
     bound, turns = momentum()(weights, ..., first, second, 0.5), itertools.cycle(gradients)
     return lambda: bound(Gs=next(turns))
 
 
 def momentum() -> Any:
-    """Binder of the operator of four lists that the tests of calls have."""
+    """Return `bound` of the tests' operator of four lists."""
     from probe.list_probe import ProbeMomentum
 
     return ProbeMomentum().bound
 
 
 def adam_step(n_gradients: int) -> Action:
-    """Norm and update; with several lists of gradients each step has others than the one before."""
+    """Return a step of AdamW with n_gradients lists of gradients in turn."""
     step = cto.AdamW(parameters()).step
     turns = itertools.cycle([parameters() for _ in range(n_gradients)])
     return lambda: step(next(turns), loss_scale=1024.0, max_norm=1.0)
 
 
 def adam(rate: Any, number: Callable[[int], Any]) -> Action:
-    """A step of one array, whose number changes from call to call."""
+    """Return a step of one array; number: makes its step, which changes from call to call."""
     arguments, steps = arrays(4), itertools.count(1)
     return lambda: cto.adam_optimizer(rate, number(next(steps)), *arguments)
 
 
 def slice_grad() -> Action:
-    """Positions in NumPy's arrays."""
+    """Return a call with positions in NumPy's arrays."""
     positions = (np.array([n]) for n in (0, 64, 0, 2))
     return partial(cto.slice_grad, array(32, 64), np.array([64, 64]), *positions)
 
 
 def conv_grad() -> Action:
-    """Small images."""
+    """Return a call over small images."""
     dy, x = arrays(2, 2, 16, 8, 8)
     return partial(cto.conv_grad, dy, x, array(16, 16, 3, 3), pads=[1, 1, 1, 1])
 
 
 def layer_norm_grad() -> Action:
-    """Statistics come from the forward pass."""
+    """Return a call with the statistics of the forward pass."""
     return partial(cto.layer_normalization_grad, *arrays(2), array(64), *arrays(2, 64, 1))
 
 
 def loss_call(function: Any) -> Action:
-    """A loss."""
+    """Return a call of a loss function over 64 x 64 scores."""
     return partial(function, *arrays(1), array(64, dtype="i8"))
 
 
 def of_numpy() -> Action:
-    """On the CPU provider, computing and all."""
+    """Return a call on the CPU provider, whose time is that of computing, too."""
     return partial(
         cto.relu_grad, *np.random.default_rng(1).standard_normal((2, 64, 64), np.float32)
     )
 
 
 def with_out(function: Any, n: int = 2, *shape: int, **more: Any) -> Action:
-    """A call of so many arrays into another."""
+    """Return a call of n arrays with `out`; shape: of each, by default 1024; more: keywords."""
     *inputs, out = arrays(n + 1, *(shape or (1024,)))
     return partial(function, *inputs, out=out, **more)
 
@@ -254,7 +257,7 @@ CALLS: dict[str, Callable[[], Action]] = {
 
 @functools.cache
 def tensor_calls() -> dict[str, Action]:
-    """Calls by name; from here on the host's tensors are a GPU's, which is never asked."""
+    """Return calls by name; from here on the host's tensors are treated as a GPU's."""
     import torch
     from tensor_backends import HollowTensors, tensors_on
 
@@ -266,7 +269,7 @@ def tensor_calls() -> dict[str, Action]:
 
 
 def functionals() -> dict[str, Action]:
-    """Each functional without gradients, forward with them, and backward."""
+    """Return calls of each functional without gradients, forward with them, and backward."""
     import torch
     from torch.nn import functional as theirs
 
@@ -296,7 +299,7 @@ def _apply(function: Any, arguments: tuple[Any, ...], x: Any) -> Any:
 
 
 def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
-    """A call of a small tensor in three ways."""
+    """Return a call of a small tensor without gradients, forward with them, and backward."""
     import torch
 
     x, leaf = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
@@ -312,7 +315,7 @@ def ways(name: str, call: Callable[[Any], Any]) -> dict[str, Action]:
 
 
 def nodes() -> dict[str, Action]:
-    """Autograd's time for a node of Python's around nothing."""
+    """Return calls of an autograd function in Python that does nothing."""
     import torch
 
     class Node(torch.autograd.Function):
@@ -328,7 +331,7 @@ def nodes() -> dict[str, Action]:
 
 
 def steps() -> dict[str, Action]:
-    """A step of an optimizer over a model's parameters."""
+    """Return steps of optimizers over a model's 292 parameters."""
     import torch
 
     def step_of(kind: Any, **keywords: Any) -> Action:
@@ -346,8 +349,11 @@ def steps() -> dict[str, Action]:
 
 
 def compression() -> dict[str, Action]:
-    """Saved tensors' hooks, without what encodes; ten products told of, beside as many that are
-    not; steps of a small GPT, whose tensors are not too small here."""
+    """Return calls of compressed activations, without the encoding itself.
+
+    Pack and unpack of saved tensors; ten products inside and outside the mode that notices them;
+    steps of a small GPT, for which SMALL, the least size that is encoded, is lowered.
+    """
     import torch
     from training_models import gpt
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """The first line of a results file."""
+    """Return the fields of the first line of a results file: GPU, versions, commit, date."""
     import cupy
     import numpy
 
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def torch_version() -> str | None:
-    """PyTorch's version, or None where it is not installed and its peers are left out."""
+    """Return PyTorch's version, None if it is not installed and its peers are left out."""
     try:
         import torch
     except ImportError:
@@ -40,20 +40,20 @@ def torch_version() -> str | None:
 
 
 def liger_version() -> str | None:
-    """Liger-Kernel's version, or None where its peers are left out."""
+    """Return Liger-Kernel's version, None if it is not installed and its peers are left out."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("liger_kernel")
     return None
 
 
 def commit() -> str:
-    """Value of CTO_COMMIT, which a copy without git needs; else git's."""
+    """Return the commit: CTO_COMMIT, which a copy without git needs, else git's, or "unknown"."""
     stated = os.environ.get("CTO_COMMIT")
     return stated or command("git", "rev-parse", "--short", "HEAD") or "unknown"
 
 
 def command(*words: str) -> str:
-    """The first line a command prints; nothing where it fails."""
+    """Run a command; return the first line that it prints, "" if it fails."""
     try:
         result = subprocess.run(words, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

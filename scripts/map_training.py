@@ -43,9 +43,10 @@ FP8 = {
 
 
 class Training:
-    """One model, trained one way."""
+    """One model, trained one way; held: bytes that wait for the last backward pass."""
 
     def __init__(self, model: str, way: Way, device: torch.device, tiny: bool) -> None:
+        """Make a model of PANELS and its batch, changed as the way says; tiny: small ones."""
         torch.manual_seed(0)
         panel = PANELS[model](tiny)
         self.way, self.device, self.label = way, device, panel.label
@@ -76,7 +77,7 @@ class Training:
         self.held = 0
 
     def gradients(self) -> Tensor:
-        """Forward and backward; the loss."""
+        """Make a forward and backward pass; return the loss."""
         before = allocated(self.device)
         with (
             self.around(),
@@ -88,18 +89,18 @@ class Training:
         return loss.detach()
 
     def update(self) -> None:
-        """Change the parameters."""
+        """Update the parameters, and drop their gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> Tensor:
-        """Forward, backward and update; the loss before it."""
+        """Make a forward and backward pass and an update; return the loss before it."""
         loss = self.gradients()
         self.update()
         return loss
 
     def sampled(self) -> dict[str, Any]:
-        """Entries of the gradients of matrices and convolutions' weights, by name."""
+        """Return ENTRIES entries of each gradient of a matrix or convolution, by parameter."""
         drawn = torch.Generator().manual_seed(1)
         results = {}
         for name, parameter in self.model.named_parameters():
@@ -110,7 +111,7 @@ class Training:
         return results
 
     def coded(self) -> dict[str, Any] | None:
-        """Report of the codes, single tensors left out."""
+        """Return the report of encoded activations without single tensors; None without codes."""
         if self.codes is None:
             return None
         return {name: said for name, said in self.codes.report().items() if name != "graphs"}
@@ -119,6 +120,7 @@ class Training:
 def _loss(
     model: nn.Module, scores: Callable[[Any, Tensor], Tensor], ours: bool, x: Tensor, target: Tensor
 ) -> Tensor:
+    """Return the cross entropy of scores(model, x), by this package if `ours`."""
     result = scores(model, x)
     if ours:
         return cto.torch.functional.cross_entropy(result, target, inplace=True)
@@ -126,12 +128,12 @@ def _loss(
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes of tensors on the GPU; 0 on the host, where nobody counts."""
+    """Return the bytes of tensors on the GPU; 0 for the host, where they are not counted."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def timed_steps(training: Training, n: int) -> list[float]:
-    """Milliseconds from the end of a step to the end of the next."""
+    """Return for each of n steps the milliseconds from the previous step's end to its end."""
     if training.device.type != "cuda":
         ends = [time.perf_counter()]
         for _ in range(n):
@@ -148,6 +150,7 @@ def timed_steps(training: Training, n: int) -> list[float]:
 
 
 def _checkpoint(block: nn.Module) -> None:
+    """Let a block compute its activations again in the backward pass."""
     forward = block.forward
 
     def again(*arguments: Any, **named: Any) -> Any:
@@ -157,7 +160,7 @@ def _checkpoint(block: nn.Module) -> None:
 
 
 def _options(way: Way) -> Any:
-    """Options of a compilation; PyTorch's own settings are set."""
+    """Return the options of torch.compile for a way; set PyTorch's global settings."""
     if way.budget is not None:
         torch._functorch.config.activation_memory_budget = way.budget
     if way.is_fp8:
@@ -167,7 +170,10 @@ def _options(way: Way) -> Any:
 
 
 def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]) -> dict[str, Any]:
-    """Figures of a training; what is timed waits for its turn."""
+    """Train a model of PANELS one way; return the figures of its row.
+
+    samples: file for entries of the first gradients. turn: waits until this process may be timed.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     training = Training(model, way, device, tiny)
@@ -206,7 +212,7 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
 
 
 def attempted(*arguments: Any) -> dict[str, Any]:
-    """A row, or why there is none."""
+    """Return row(*arguments), or {"error": ...} if it raises."""
     try:
         return row(*arguments)
     except Exception as error:

@@ -40,15 +40,15 @@ def main(plant: bool, families: tuple[str, ...]) -> None:
 
 
 def overrun() -> None:
-    """An array that ends where its allocation does, and a kernel that does not stop there."""
+    """Launch a kernel that reads one element beyond an array, which ends with its allocation."""
     from probe.probe import ProbeOverrun
 
     ProbeOverrun()(cupy.ones(128, np.float32))
 
 
 def run(sample) -> None:
-    """One sample, with the outputs allocated by the operator; once more with the channels last of
-    what may lie so."""
+    """Make a sample's call, with outputs allocated by the operator; once more with channels last in
+    memory, for inputs that may be."""
     values = sample.make(np.random.default_rng(7))
     op = get_op(sample.op)(**sample.attributes)
     inputs = placed_inputs(op, values, sample.offset, cupy)
@@ -60,7 +60,7 @@ def run(sample) -> None:
 
 
 def channels_last(array):
-    """The same array, lying so."""
+    """Return a copy of an array whose axis 1 is the last in memory; one of 1 or 2 axes as it is."""
     if array.ndim < 3:
         return array
     return cupy.moveaxis(cupy.ascontiguousarray(cupy.moveaxis(array, 1, -1)), -1, 1)

@@ -32,7 +32,7 @@ import numpy as np
 from machine import command, commit, machine
 
 GIGABYTES = 125.0  # of a card, for all rows at once
-MODELS = {  # gigabytes of a row that compiles or waits
+MODELS = {  # by name, gigabytes of a row that compiles or waits
     "gpt": 9.0,
     "llama": 22.0,
     "llama-long": 32.0,
@@ -96,14 +96,15 @@ CONTROL = "compiled"
 
 
 def way_of(name: str) -> Way:
-    """A listed way, or codes with arguments that follow the name in JSON."""
+    """Return a way of WAYS, or for 'codes {"budget": 0.5}' one with these arguments."""
     return WAYS[name] if name in WAYS else Way(True, codes=json.loads(name.partition(" ")[2]))
 
 
 class Row:
-    """A process that measures one row."""
+    """A process that measures one row, a model trained one way."""
 
     def __init__(self, model: str, way: str, folder: Path, words: Sequence[str]) -> None:
+        """folder: of its log and its gradients. words: further arguments of its command."""
         self.model, self.way = model, way
         self.samples = folder / f"{model}.{way}.npz"
         self.log = folder / f"{model}.{way}.log"
@@ -128,7 +129,7 @@ class Row:
             )
 
     def heard(self) -> Line:
-        """The next line of the process."""
+        """Wait for the process' next JSON line; an "error" if it has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -145,17 +146,17 @@ class Row:
             os.killpg(self.process.pid, number)
 
     def stop(self) -> None:
-        """Let it wait."""
+        """Suspend the process."""
         self.stopped_at = time.monotonic()
         self.signalled(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again."""
+        """Resume the process."""
         self.signalled(signal.SIGCONT)
         self.stopped += time.monotonic() - self.stopped_at
 
     def kill(self, why: str) -> None:
-        """End it."""
+        """Kill the process; why: its row's error."""
         self.ended = why
         self.signalled(signal.SIGKILL)
 
@@ -166,6 +167,7 @@ class Measuring:
     def __init__(
         self, out: Path, folder: Path, threads: int, limit: float, cold: bool = False
     ) -> None:
+        """out: file of JSON lines. folder: of logs and gradients. threads: of each process."""
         self.out, self.folder, self.limit, self.cold = out, folder, limit, cold
         self.end = math.inf
         self.running: list[Row] = []
@@ -215,7 +217,7 @@ class Measuring:
             self._skip(row)
 
     def one(self, row: Row) -> None:
-        """Measure a row."""
+        """Start a row's process, time it alone, and write its line; skip it without time left."""
         with self.alone:
             if time.monotonic() > self.end:
                 self._skip(row)
@@ -249,7 +251,7 @@ class Measuring:
 
     @contextlib.contextmanager
     def _timed(self, row: Row) -> Iterator[None]:
-        """Stop all others."""
+        """Suspend all other processes inside, and let this one measure."""
         with self.alone:
             others = [each for each in self.running if each is not row]
             for other in others:
@@ -267,7 +269,7 @@ class Measuring:
                     other.go_on()
 
     def _compare(self, row: Row) -> None:
-        """Write how far gradients are from those of the control, as soon as both are there."""
+        """Write how far a row's gradients are from those of CONTROL, once both are measured."""
         with self.alone:
             self.measured.append(row)
             same = [each for each in self.measured if each.model == row.model]
@@ -280,7 +282,8 @@ class Measuring:
 
 
 def differences(ours: Path, expected: Path) -> Line:
-    """Median and worst relative error of gradients in Frobenius' norm, and which is the worst."""
+    """Return number, median and worst of gradients' relative errors, |a - b| / |b|, and the worst's
+    name; ours, expected: .npz files of gradients by name."""
     with np.load(ours) as a, np.load(expected) as b:
         norms = {name: float(np.linalg.norm(b[name])) for name in b.files}
         errors = {
@@ -298,7 +301,7 @@ def differences(ours: Path, expected: Path) -> Line:
 
 
 def about(tiny: bool) -> Line:
-    """First line of a file: machine, versions, commit and date."""
+    """Return the first line of a file: machine, versions, commit and date."""
     try:
         results = machine()
     except Exception as error:

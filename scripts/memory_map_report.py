@@ -30,7 +30,10 @@ Panels = dict[str, dict[str, Line]]  # rows by model and way
 
 
 def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
-    """Machines, and rows with the distance of their gradients and their relative time."""
+    """Return (lines about machines, {model: {way: row}}) of result files.
+
+    A row gets "gradients", (median, worst) error, and "ratio", its time over that of CONTROL.
+    """
     abouts: list[Line] = []
     commands: list[Panels] = []
     for line in (json.loads(each) for file in files for each in file.read_text().splitlines()):
@@ -51,9 +54,10 @@ def read(files: Sequence[Path]) -> tuple[list[Line], Panels]:
 
 
 def ordered(rows: dict[str, Line]) -> list[Line]:
-    """Rows by what is done: compiled ones first, plain ones first, large budgets first."""
+    """Sort rows by what is done: compiled ones first, plain ones first, large budgets first."""
 
     def place(row: Line) -> tuple[float, ...]:
+        """Return a row's sort key; False comes first."""
         way = way_of(row["way"])
         codes = way.codes or {}
         budget = way.budget if way.budget is not None else codes.get("budget", 2)
@@ -71,7 +75,7 @@ def ordered(rows: dict[str, Line]) -> list[Line]:
 
 
 def panel_table(rows: dict[str, Line]) -> str:
-    """A panel's name, and rows of Markdown."""
+    """Return a model's label and a table of its rows."""
     columns = ("way", "peak GB", "held GB", "ms, least (median)", "of compiled", "coded GB")
     columns += ("first call s", "gradients off, median, worst")
     label = next(iter(rows.values()))["label"]
@@ -79,6 +83,7 @@ def panel_table(rows: dict[str, Line]) -> str:
 
 
 def _cells(row: Line) -> Sequence[str]:
+    """Return the cells below the columns of `panel_table`."""
     coded = coded_bytes(row)
     return (
         row["way"],
@@ -93,7 +98,7 @@ def _cells(row: Line) -> Sequence[str]:
 
 
 def coded_bytes(row: Line) -> int | None:
-    """Bytes, as they were before, of what waits as codes."""
+    """Return the bytes, before encoding, of activations that wait as codes; None without codes."""
     said = row.get("coded")
     if said is None:
         return None
@@ -101,9 +106,10 @@ def coded_bytes(row: Line) -> int | None:
 
 
 def comparison(panels: Panels) -> str:
-    """For each compiled way of PyTorch's that pays time: codes that come closest to both.
+    """Return a table: for each compiled way of PyTorch's that costs time, the closest way of ours.
 
-    Codes count that hold a quarter of plain's bytes as codes.
+    Closest in peak and time. Ways of ours that encode less than a quarter of what the control holds
+    do not count.
     """
     lines = []
     for rows in panels.values():
@@ -122,7 +128,10 @@ def comparison(panels: Panels) -> str:
 
 
 def shares(panels: Panels) -> str:
-    """Least time of codes, and of PyTorch's compiled ways, that hold a half, or a third."""
+    """Return a table: the quickest way with codes, and PyTorch's quickest compiled way.
+
+    Of those that hold at most a half, then a third, of the control's bytes.
+    """
     lines = []
     for rows in panels.values():
         for share in (2, 3):
@@ -145,12 +154,13 @@ def _is_pytorchs(row: Line) -> bool:
 
 
 def _against(ours: Line, theirs: Line) -> tuple[float, float]:
+    """Return (peak over theirs, time over theirs)."""
     peak = ours["peak_bytes"] / max(theirs["peak_bytes"], 1)
     return peak, ours["ratio"] / theirs["ratio"]
 
 
 def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
-    """Memory against time, a panel a model."""
+    """Draw memory against time, a panel for each model, into a PNG; memory: "peak" or "held"."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -178,6 +188,10 @@ def draw(panels: Panels, path: Path, memory: str = "peak") -> None:
 
 
 def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
+    """Draw a model's rows: time over memory, with a line through PyTorch's budgets.
+
+    memory: "peak" or "held". Rows slower than WIDEST are listed as text.
+    """
     slow = []
     budgets: list[tuple[float, float]] = []
     for row in ordered(rows):
@@ -209,13 +223,13 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
 
 
 def short(way: str) -> str:
-    """A way's name without what marker and colour say."""
+    """Return a way's name without words that marker and colour express."""
     said = "eager|converted|checkpointed|compressed|codes|budget|policy"
     return re.sub(rf"{said}|[{{}}\":]", "", way).strip(" ,")
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:
-    """Machines, and a table a panel."""
+    """Return a line about the machines, and a table for each model."""
     where = dict.fromkeys(
         f"{about['gpu']}, PyTorch {about.get('torch')}, {about['date']}, commit {about['commit']}"
         for about in abouts
@@ -224,7 +238,7 @@ def tables(abouts: Sequence[Line], panels: Panels) -> str:
 
 
 def filled(page: str, text: str) -> str:
-    """The page with these tables."""
+    """Return a page with `text` between its marks; ValueError if it has not exactly one pair."""
     place = "(<!-- measured: memory_map -->\n).*?(<!-- end -->)"
     page, n = re.subn(
         place, lambda result: f"{result[1]}{text}\n{result[2]}", page, flags=re.DOTALL

@@ -72,24 +72,24 @@ def index_entries(*words: str) -> str:
 
 
 def about(family: str) -> list[str]:
-    """Paragraphs that describe a family."""
+    """Return the paragraphs that describe a family."""
     return [text for (text,) in sections(newest(family)[0].declaration)[f"family {family}"]]
 
 
 def newest(family: str) -> list[type[Op]]:
-    """The newest version of each operator, by name."""
+    """Return the newest version of each operator of a family, sorted by name."""
     return [get_op(name) for name in sorted(FAMILIES[family])]
 
 
 def common(family: str) -> list[str]:
-    """Sentences that hold for every call of every operator of a family."""
+    """Return the sentences that hold for every call of every operator of a family."""
     results = (sections(cls.declaration)["every call"] for cls in newest(family))
     first, *others = ([text for (text,) in rows] for rows in results)
     return [text for text in first if all(text in other for other in others)]
 
 
 def examples_of(family: str) -> tuple[str, dict[str, str]]:
-    """Code before the examples of a family, and the example of each operator."""
+    """Return (code before the examples of a family, {operator: its example})."""
     path = EXAMPLES / f"{family}.py"
     if not path.is_file():
         raise click.ClickException(f"examples/operators/{family}.py: there is no such file")
@@ -132,7 +132,7 @@ def declared(cls: type[Op], call: str) -> str:
 
 
 def tables(cls: type[Op], result: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """Inputs, outputs, attributes and types."""
+    """Yield tables of inputs, outputs, attributes and types; result: rows by title."""
     for title, head in HEADS.items():
         rows = list(result.get(title, ()))
         if title in ("inputs", "outputs"):
@@ -148,25 +148,25 @@ def tables(cls: type[Op], result: Mapping[str, Sequence[Row]]) -> Iterator[str]:
 
 
 def written(cls: type[Op]) -> str:
-    """A docstring without what is generated."""
+    """Return an operator's docstring without its generated part."""
     return inspect.getdoc(cls).partition("\n\ncall\n")[0].strip()
 
 
 def registered(name: str) -> str:
-    """Domain and opset versions of an operator."""
+    """Return words with domain and opset versions of an operator."""
     versions = versions_of(name)
     ranges = [f"{c.since}{f' to {c.until}' * (c.until not in (None, c.since))}" for c in versions]
     return f"`{versions[0].domain}` {name}, version {' and '.join(ranges)}"
 
 
 def versions_of(name: str) -> list[type[Op]]:
-    """The classes of an operator, the oldest first."""
+    """Return the classes of an operator, the oldest first."""
     results = [c for family in FAMILIES.values() for known, c in classes(family) if known == name]
     return sorted(results, key=lambda cls: cls.since)
 
 
 def memory_first(text: str) -> tuple[str, str]:
-    """The memory of an input or output, and the rest."""
+    """Split the text about an input or output into (its memory, the rest)."""
     memory, *rest = re.split(r"[,;] ", text, maxsplit=1)
     return memory, "".join(rest)
 
@@ -178,7 +178,7 @@ def docstring(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text without what Markdown would read as its own, outside of backticks."""
+    """Escape characters of Markdown, outside of backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
         part if part.startswith("`") else re.sub(r"[*<]|(?<!\w)_", r"\\\g<0>", part)
@@ -219,12 +219,12 @@ def index_row(cls: type[Op]) -> list[str]:
 
 
 def upstream() -> set[str]:
-    """The operators that ONNX Runtime's CUDA training provider registers."""
+    """Return the operators that ONNX Runtime's CUDA training provider registers."""
     return {row["op"] for row in json.loads(REGISTRATIONS.read_text("utf-8"))["registrations"]}
 
 
 def coverage() -> str:
-    """The families: how many operators of upstream's, and how many more."""
+    """Return a table of families: how many operators of ONNX Runtime's, and how many more."""
     theirs = upstream()
     cells = []
     for family, names in sorted(FAMILIES.items()):
@@ -239,7 +239,7 @@ def coverage() -> str:
 
 
 def names_upstream() -> str:
-    """Upstream's operators: what each is called here, what it takes, what differs."""
+    """Return a table of ONNX Runtime's operators: function, inputs, attributes, differences."""
     results = [(f, cls) for f in FAMILIES for cls in newest(f) if cls.name in upstream()]
     rows = [upstream_row(family, cls) for family, cls in sorted(results, key=lambda it: it[1].name)]
     head = ("operator", "version", "function", "inputs in order", "attributes", "differs")
@@ -247,7 +247,7 @@ def names_upstream() -> str:
 
 
 def upstream_row(family: str, cls: type[Op]) -> list[str]:
-    """Cells of an operator; the domain com.microsoft goes without saying."""
+    """Return an operator's cells of that table; the domain com.microsoft is left out."""
     versions = registered(cls.name).replace(f" {cls.name}, version", "")
     inputs = ", ".join(f"{item.name}{'?' * item.optional}" for item in cls.inputs)
     attributes = ", ".join(item.name for item in cls.attributes)

@@ -37,7 +37,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 
 def measured() -> dict[str, Any]:
-    """Errors on the sample's arrays, and the speeds of docs/performance.md."""
+    """Return the content of docs/codecs.json: errors on arrays of DATA, and measured speeds."""
     machine, *records = map(json.loads, BENCHMARK.read_text("utf-8").splitlines())
     line = machine_line([machine])
     rate = round(machine["copy_gb_per_s"])
@@ -58,7 +58,10 @@ def measured() -> dict[str, Any]:
 
 
 def codec_figures(name: str, speeds: dict[str, int]) -> dict[str, Any]:
-    """Bits a value and decibels for each array, and GB/s where they are known, of one codec."""
+    """Return a codec's bits a value and decibels for each array, and GB/s if they are known.
+
+    speeds: GB/s by case of the benchmark.
+    """
     with np.load(DATA) as arrays:
         floats = {key: arrays[key] for key in arrays if arrays[key].dtype.kind == "f"}
     results = {}
@@ -73,7 +76,7 @@ def codec_figures(name: str, speeds: dict[str, int]) -> dict[str, Any]:
 
 
 def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
-    """Bits a value; decibels, or None of a codec that keeps the sign alone, or everything."""
+    """Return bits a value and decibels, None for a codec of signs, or without any error."""
     packed = compress(x, name)
     noise = np.sum(np.square(packed.decompress().astype(np.float64) - x))
     keeps = noise > 0 and name not in SIGN_CODECS
@@ -82,7 +85,7 @@ def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
 
 
 def draw(figures: dict[str, Any], picture: Path) -> None:
-    """The two panels."""
+    """Draw the two panels into a PNG."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -97,7 +100,7 @@ def draw(figures: dict[str, Any], picture: Path) -> None:
 
 
 def draw_errors(axes: Any, figures: dict[str, Any]) -> None:
-    """Decibels over bits a value: a point for each array, joined where all have as many bits."""
+    """Draw decibels over bits a value: a point for each array, joined if all have the same bits."""
     lossy = {name: points(codec) for name, codec in figures["codecs"].items()}
     drawn: list[float] = []
     for colour, (name, at) in zip(COLOURS, ((n, p) for n, p in lossy.items() if p), strict=False):
@@ -116,13 +119,13 @@ def draw_errors(axes: Any, figures: dict[str, Any]) -> None:
 
 
 def points(codec: dict[str, Any]) -> list[tuple[float, float]]:
-    """Bits and decibels of each array that has decibels."""
+    """Return (bits, decibels) of each array that has decibels."""
     result = codec["arrays"].values()
     return [(each["bits"], each["snr_db"]) for each in result if each["snr_db"] is not None]
 
 
 def draw_speeds(axes: Any, figures: dict[str, Any]) -> None:
-    """GB/s of encoder and decoder, beside the copy rate."""
+    """Draw bars of GB/s of encoder and decoder, and a line at the copy rate."""
     known = {name: codec for name, codec in figures["codecs"].items() if "encode" in codec}
     rate = figures["speeds"]["copy_gb_per_s"]
     places = np.arange(len(known))
@@ -140,7 +143,7 @@ def draw_speeds(axes: Any, figures: dict[str, Any]) -> None:
 
 
 def fingerprint() -> str:
-    """Tells which figures a picture shows."""
+    """Return a text that says which figures a picture shows: the hash of their file."""
     return f"docs/codecs.json {hashlib.sha256(FIGURES.read_bytes()).hexdigest()}"
 
 

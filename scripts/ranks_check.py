@@ -34,15 +34,15 @@ RANK_NAMES = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
 
 class Step(NamedTuple):
-    """A command, and how many lines it prints before a rank is killed; None: no rank is."""
+    """A command to run."""
 
     command: list[str]
-    limit: float
-    lines: int | None = None
+    limit: float  # seconds
+    lines: int | None = None  # after so many printed lines rank 1 is killed; None: never
 
 
 def launched(launcher: str, ranks: int) -> list[str]:
-    """The command that starts a script in so many processes."""
+    """Return the command that starts a script in so many processes, without the script."""
     return {
         "launch": [sys.executable, "-m", "cupy_training_ops", "launch", "--ranks", str(ranks)],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
@@ -87,7 +87,11 @@ def steps_of(folder: Path, ranks: int, provider: str, launcher: str) -> dict[str
 
 
 def run(name: str, step: Step, folder: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """Run a step; its status, seconds and, if a rank is killed, the seconds after that."""
+    """Run a step; return its name, status, seconds, processes left at the limit and, if a rank is
+    killed, the seconds after that.
+
+    variables: of its environment, beside this one's.
+    """
     mark = f"{os.getpid()}:{name}"
     path, began, killed = folder / f"{name}.log", time.monotonic(), 0.0
     row: dict[str, Any] = {"step": name}
@@ -120,7 +124,7 @@ def run(name: str, step: Step, folder: Path, variables: dict[str, str]) -> dict[
 
 
 def processes_of(mark: str, rank: int | None = None) -> list[int]:
-    """Living processes of a step; of one rank, if it is named."""
+    """Return ids of living processes with MARK=mark in their environment; of one rank, or all."""
     pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

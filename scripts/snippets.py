@@ -46,7 +46,7 @@ WIDTH = 100
 
 
 def documents() -> list[Path]:
-    """Everything that shows what it prints."""
+    """Return the paths of documents and examples that show what they print."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
     pages = [page for page in pages if page.stem != "adding_an_operator"]  # its are parts of files
     shown = [page for page in pages if BLOCK.search(page.read_text(encoding="utf-8"))]
@@ -54,7 +54,7 @@ def documents() -> list[Path]:
 
 
 def updated(path: Path) -> str:
-    """The text of a document with what its snippets print now."""
+    """Return the text of a document with what its snippets print now."""
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name in ("examples", "scripts", "tests"):
@@ -83,7 +83,10 @@ def _cells(text: str) -> str:
 
 
 def ran(text: str, before: str = "") -> str:
-    """A snippet with its output; as it is where something that it imports is not here."""
+    """Run a snippet; return it with its output, or as it is if it cannot run here.
+
+    before: code to run first.
+    """
     reason = missing(text)
     if reason:
         click.echo(f"not run: {reason}", err=True)
@@ -107,7 +110,7 @@ def ran(text: str, before: str = "") -> str:
 
 
 def missing(text: str) -> str:
-    """Why a snippet cannot run here; empty where it can."""
+    """Return why a snippet cannot run here, "" if it can."""
     imported = set(re.findall(r"^import (\w+)", text, re.MULTILINE))
     absent = [name for name in NEEDED if name in imported and not importlib.util.find_spec(name)]
     if absent:
@@ -117,7 +120,7 @@ def missing(text: str) -> str:
 
 
 def _printed(statement: ast.stmt, namespace: dict[str, Any]) -> list[str]:
-    """The lines that a statement prints."""
+    """Run a statement; return the lines that it prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(ast.Module([statement], []), "snippet.py", "exec"), namespace)
@@ -130,7 +133,7 @@ def _prints(statement: ast.stmt) -> bool:
 
 
 def _beside(line: str, printed: list[str]) -> list[str]:
-    """A statement's last line with what it prints."""
+    """Return a statement's last line with its output as comments, beside or below."""
     bare = line.partition("  # ")[0]
     one = f"{bare}  # {' '.join(printed)}"
     if len(printed) == 1 and len(one) <= WIDTH:
@@ -145,7 +148,7 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def _output(command: str) -> str:
-    """Output of a command in a terminal of 80 columns, without colours."""
+    """Run a command; return its output for a terminal of 80 columns, without colours."""
     program = Path(".bin", "cupy-training-ops")
     if not program.exists():
         program.parent.mkdir()

@@ -27,13 +27,13 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float], captured: bool) -> Timing:
-        """Percentiles of the samples."""
+        """Return median and percentiles of samples in milliseconds."""
         deciles = statistics.quantiles(samples, n=10, method="inclusive")
         return cls(statistics.median(samples), deciles[1], deciles[7], captured)
 
 
 def rotations(nbytes: int) -> int:
-    """Number of input sets that keep a call from finding its inputs in the L2 cache."""
+    """Return how many sets of inputs, each of nbytes, make a call's inputs leave the L2 cache."""
     return max(2, -(-ROTATED_NBYTES // max(nbytes, 1)))
 
 
@@ -72,7 +72,7 @@ def time_torch(actions: Sequence[Action], eager: bool = False) -> Timing:
 
 
 def copy_rate() -> float:
-    """Bytes a millisecond, read plus written, of a 256 MiB copy inside the device.
+    """Return bytes a millisecond, read plus written, of a 256 MiB copy inside the device.
 
     Twice the size in one graph node runs at two thirds of the rate on an H200.
     """
@@ -88,11 +88,13 @@ def _copy(source: Any, target: Any) -> Action:
 
 
 def _all(actions: Sequence[Action]) -> None:
+    """Make CALLS calls, in turns."""
     for i in range(CALLS):
         actions[i % len(actions)]()
 
 
 def _captured_cupy(actions: Sequence[Action], stream: Any) -> Action | None:
+    """Capture CALLS calls in a CUDA graph; return its launch, None if they cannot be captured."""
     stream.begin_capture()
     try:
         _all(actions)
@@ -104,6 +106,7 @@ def _captured_cupy(actions: Sequence[Action], stream: Any) -> Action | None:
 
 
 def _abandon(stream: Any) -> None:
+    """End a capture that failed."""
     try:
         stream.end_capture()
     except cupy.cuda.runtime.CUDARuntimeError:
@@ -111,6 +114,7 @@ def _abandon(stream: Any) -> None:
 
 
 def _captured_torch(actions: Sequence[Action]) -> Action | None:
+    """Capture CALLS calls in PyTorch's graph; return its replay, None if they cannot be."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -124,7 +128,7 @@ def _captured_torch(actions: Sequence[Action]) -> Action | None:
 
 
 def _event_samples(work: Action, stream: Any) -> list[float]:
-    """Milliseconds of one call, from CALLS calls at a time."""
+    """Return REPLAYS samples of the milliseconds of a call; work: makes CALLS of them."""
     samples = []
     work()
     for _ in range(REPLAYS):

@@ -41,6 +41,7 @@ class Training:
     def __init__(
         self, xp: Any, group: cto.ProcessGroup, sharded: bool = False, dtype: str = "float32"
     ) -> None:
+        """xp: NumPy or CuPy. sharded: AdamW over ranks, and buckets; else SGD and NCCL's sum."""
         self.xp, self.group = xp, group
         rng = np.random.default_rng(0)
         centres = rng.standard_normal((CLASSES, FEATURES))
@@ -59,7 +60,7 @@ class Training:
             )
 
     def step(self, number: int) -> float:
-        """One step on this rank's rows; the loss of all of them."""
+        """Make a step on this rank's rows of a batch; return the loss of the whole batch."""
         own = self._own_rows(number)
         self._differentiate(self.xp.asarray(self.rows[own]), self.xp.asarray(self.labels[own]))
         if self.buckets is None:
@@ -71,12 +72,17 @@ class Training:
         return float(self.loss[0])
 
     def _own_rows(self, number: int) -> slice:
+        """Return this rank's rows of the number-th batch."""
         n = BATCH // self.group.size
         first = number * BATCH % len(self.rows) + self.group.rank * n
         return slice(first, first + n)
 
     def _differentiate(self, x: Any, labels: Any) -> None:
-        """This rank's part of the mean over the whole batch, or what the mean is made of."""
+        """Compute loss and gradients of this rank's rows.
+
+        Gradients are summed over ranks later, so divided by their number here; with buckets, which
+        average, they are not.
+        """
         w1, b1, w2, b2 = self.parameters
         share = 1 / self.group.size
         scale = share if self.buckets is None else 1.0
@@ -90,19 +96,19 @@ class Training:
         self._ready(0, x.T @ d_hidden)
 
     def _ready(self, place: int, value: Any) -> None:
-        """Write the gradient of a parameter, and hand it to the buckets."""
+        """Write the gradient of parameters[place], and pass it to the buckets."""
         self.gradients[place][...] = value
         if self.buckets is not None:
             self.buckets.ready(place, self.gradients[place])
 
     def checksum(self) -> int:
-        """Checksum of the parameters' bits."""
+        """Return a checksum of the parameters' bits."""
         host = [to_host(array) for array in self.parameters]
         return zlib.crc32(b"".join(array.tobytes() for array in host))
 
 
 def start(rng: np.random.Generator) -> list[np.ndarray]:
-    """The parameters before the first step."""
+    """Return the parameters before the first step: weights and biases of both layers."""
     w1 = rng.standard_normal((FEATURES, HIDDEN)) / FEATURES**0.5
     w2 = rng.standard_normal((HIDDEN, CLASSES)) / HIDDEN**0.5
     return [w1, np.zeros(HIDDEN), w2, np.zeros(CLASSES)]
@@ -111,7 +117,7 @@ def start(rng: np.random.Generator) -> list[np.ndarray]:
 def train(
     xp: Any, group: cto.ProcessGroup, steps: int, sharded: bool = False, dtype: str = "float32"
 ) -> tuple[list[float], int]:
-    """The losses of some steps, and the checksum of the parameters after them."""
+    """Train; return (the loss of each step, the checksum of the parameters)."""
     training = Training(xp, group, sharded, dtype)
     losses = [training.step(number) for number in range(steps)]
     return losses, training.checksum()
@@ -139,7 +145,7 @@ def main(ranks: int | None, steps: int, provider: str, sharded: bool, dtype: str
 
 
 def library(provider: str, group: cto.ProcessGroup) -> Any:
-    """NumPy, or CuPy on the rank's own GPU."""
+    """Return NumPy for "cpu", else CuPy, whose current device becomes the rank's own GPU."""
     if provider == "cpu":
         return np
     import cupy

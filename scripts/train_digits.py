@@ -45,7 +45,7 @@ class Digits(NamedTuple):
 
 
 def loaded() -> tuple[Digits, Digits]:
-    """Digits to train on, and those held out."""
+    """Return (digits to train on, digits held out for a test)."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -61,6 +61,7 @@ class Layer:
     """A convolution with bias; all but the last are followed by a ReLU."""
 
     def __init__(self, xp: Any, rng: np.random.Generator, n_in: int, shape: Sequence[int]) -> None:
+        """n_in: input channels. shape: (output channels, extent of the kernel, stride, padding)."""
         filters, extent, stride, pad = shape
         spread = math.sqrt(6 / (n_in * extent * extent))
         weights = rng.uniform(-spread, spread, (filters, n_in, extent, extent))
@@ -71,12 +72,15 @@ class Layer:
         self._xp = xp
 
     def forward(self, x: Any) -> Any:
-        """The output."""
+        """Return the output for images x."""
         y = cto.conv(x, self.weight, self.bias, **self._attributes)
         return y if self.is_last else self._xp.maximum(y, 0)
 
     def backward(self, dy: Any, x: Any, y: Any) -> Any:
-        """The gradient of x; those of weight and bias are kept."""
+        """Return the gradient of x; store those of weight and bias in `gradients`.
+
+        dy: gradient of the output y.
+        """
         if not self.is_last:
             dy = cto.relu_grad(dy, y)
         dx, *self.gradients = cto.conv_grad(dy, x, self.weight, **self._attributes)
@@ -84,7 +88,7 @@ class Layer:
 
 
 class Kept:
-    """Activations as they are, where there is no stash."""
+    """Storage of activations as they are, in place of cto.ActivationStash."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Any] = {}
@@ -103,7 +107,10 @@ class Network:
         self._stash = stash
 
     def scores(self, x: Any, put: Callable[[str, Any], None] | None = None) -> Any:
-        """A row of scores for each image; what the layers read of each other is put somewhere."""
+        """Return a row of scores for each image.
+
+        put(layer's number, its output): stores what the next layer's backward pass reads.
+        """
         for layer in self.layers:
             x = layer.forward(x)
             if put is not None and not layer.is_last:
@@ -111,7 +118,7 @@ class Network:
         return x.reshape(-1, CLASSES)
 
     def step(self, x: Any, labels: Any, rate: float) -> Any:
-        """Forward, backward, update; the loss before it."""
+        """Make a forward and backward pass and an update; return the loss before it."""
         with self._stash or contextlib.nullcontext(Kept()) as codes:
             loss, slope = cto.cross_entropy_loss_and_grad(self.scores(x, codes.put), labels)
             slope, y = slope.reshape(-1, CLASSES, 1, 1), None
@@ -123,7 +130,7 @@ class Network:
 
 
 def batches(rng: np.random.Generator, n_images: int, n_steps: int) -> Iterator[np.ndarray]:
-    """Images in an order of their own for each epoch; a batch that is not full is left out."""
+    """Yield the indices of n_steps full batches, in a new order each epoch."""
     order = np.empty(0, np.int64)
     for _ in range(n_steps):
         if len(order) < BATCH:
@@ -133,7 +140,7 @@ def batches(rng: np.random.Generator, n_images: int, n_steps: int) -> Iterator[n
 
 
 def cropped(xp: Any, digits: Digits, at: Any, top: int = 1, left: int = 1) -> Any:
-    """Images without their margins, moved by up to one pixel."""
+    """Return the images with indices `at`, without margins; top, left: 0 to 2, 1 for no shift."""
     return xp.ascontiguousarray(digits.images[at, :, top : top + SIDE, left : left + SIDE])
 
 
@@ -141,12 +148,12 @@ class Result(NamedTuple):
     """Outcome of a training."""
 
     losses: list[float]
-    correct: int
+    correct: int  # held-out images that are read correctly
     stash: dict[str, int] | None = None  # bytes of a step: before, after, at the peak
 
 
 def train(xp: Any, seed: int, n_steps: int, policy: str | None = None) -> Result:
-    """The loss of each step, and how many held-out images are read correctly then."""
+    """Train a network, and test it on the held-out images; policy: of a stash, None for none."""
     stash = None if policy is None else cto.ActivationStash(policy)
     rng = np.random.default_rng(seed)
     known, unknown = (Digits(*map(xp.asarray, digits)) for digits in loaded())
@@ -165,7 +172,7 @@ def train(xp: Any, seed: int, n_steps: int, policy: str | None = None) -> Result
 
 
 def plot(result: Result, path: Path) -> None:
-    """The losses, and their mean over the steps of about an epoch, as PNG."""
+    """Draw the losses, and their mean over the steps of about an epoch, into a PNG."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -183,7 +190,7 @@ def plot(result: Result, path: Path) -> None:
 
 
 def share(result: Result) -> float:
-    """Share of the held-out images that is read correctly."""
+    """Return the share of the held-out images that are read correctly."""
     return result.correct / HELD_OUT
 
 

@@ -66,6 +66,7 @@ class Block(nn.Module):
     """Attention and a feed-forward part, each normalised first, dropped out and added."""
 
     def __init__(self, width: int, n_heads: int, drops: float) -> None:
+        """width: elements of a token, of all heads. drops: probability of dropout."""
         super().__init__()
         self.n_heads = n_heads
         self.before_attention, self.before_dense = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -89,6 +90,7 @@ class GPT(nn.Module):
     def __init__(
         self, depth: int, width: int, n_heads: int, classes: int, length: int, drops: float = 0.0
     ) -> None:
+        """depth: blocks. classes: tokens there are. length: tokens of a text, at most."""
         super().__init__()
         self.tokens, self.places = nn.Embedding(classes, width), nn.Embedding(length, width)
         self.drop = nn.Dropout(drops)
@@ -130,7 +132,10 @@ class LlamaBlock(nn.Module):
 
 
 def rotated(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn pairs of values by angles that depend on the place."""
+    """Turn pairs (x[..., i], x[..., i + half]) by angles that depend on the token's place.
+
+    turn: cosines and sines, stacked to (2, length, half).
+    """
     cos, sin = turn.to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -144,6 +149,7 @@ class Llama(nn.Module):
     def __init__(
         self, depth: int, width: int, n_heads: int, hidden: int, classes: int, length: int
     ) -> None:
+        """hidden: width of the feed-forward part; others as GPT's."""
         super().__init__()
         self.tokens = nn.Embedding(classes, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, n_heads, hidden) for _ in range(depth))
@@ -174,6 +180,7 @@ class UNet(nn.Module):
     """Maps are halved and doubled again, beside them shortcuts; a class for each pixel."""
 
     def __init__(self, width: int, depth: int, classes: int) -> None:
+        """width: channels of the first map; each of `depth` halvings doubles them."""
         super().__init__()
         widths = [width << i for i in range(depth + 1)]
         pairs = list(itertools.pairwise(widths))
@@ -184,6 +191,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return scores of (pixels of all images, classes) for images of (n, 3, height, width)."""
         x = self.first(x)
         beside = []
         for down in self.downs:
@@ -198,7 +206,7 @@ class UNet(nn.Module):
 
 
 def text(n: int, length: int, classes: int) -> Data:
-    """Random tokens that repeat, each with the one that follows it."""
+    """Return a function from a seed to (tokens, next tokens, flat): n random texts that repeat."""
 
     def drawn(seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -209,7 +217,7 @@ def text(n: int, length: int, classes: int) -> Data:
 
 
 def images(n: int, side: int, classes: int) -> Data:
-    """Noise, and a class for each."""
+    """Return a function from a seed to (n images of noise, a random class for each)."""
 
     def drawn(seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -220,7 +228,10 @@ def images(n: int, side: int, classes: int) -> Data:
 
 
 def pixels(n: int, side: int, classes: int) -> Data:
-    """Noise, and a class for each pixel: which of its colours is the largest, or none."""
+    """Return a function from a seed to (n images of noise, a class for each pixel, flat).
+
+    The class is the index of the pixel's largest colour, modulo classes.
+    """
 
     def drawn(seed: int) -> tuple[Tensor, Tensor]:
         x, _ = images(n, side, classes)(seed)
@@ -237,15 +248,15 @@ class Panel(NamedTuple):
 
     label: str
     make: Callable[[], nn.Module]
-    data: Data
-    blocks: Callable[[Any], Sequence[nn.Module]]
-    scores: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)
+    data: Data  # from a seed to (inputs, targets)
+    blocks: Callable[[Any], Sequence[nn.Module]]  # of a model, for checkpoints
+    scores: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)  # rows, for cross entropy
     dtype: torch.dtype = torch.float32  # of the parameters; autocast where it is this one
     channels_last: bool = False
 
 
 def gpt(tiny: bool, drops: float = 0.0) -> Panel:
-    """Written by hand; as it is, or with a share that is dropped out."""
+    """Return a GPT written by hand; drops: probability of dropout."""
     depth, width, n_heads, classes, n, length = (
         (2, 32, 2, 64, 2, 32) if tiny else (12, 1024, 16, 32768, 8, 1024)
     )
@@ -258,7 +269,7 @@ def gpt(tiny: bool, drops: float = 0.0) -> Panel:
 
 
 def llama(tiny: bool, depth: int, length: int, dtype: torch.dtype) -> Panel:
-    """Written by hand; of float32 parameters under autocast, or all of bfloat16."""
+    """Return a Llama written by hand, with float32 parameters for autocast, or all of bfloat16."""
     width, n_heads, hidden, classes = (32, 2, 64, 64) if tiny else (4096, 32, 11008, 32000)
     depth, length = (2, 32) if tiny else (depth, length)
     return Panel(
@@ -271,7 +282,7 @@ def llama(tiny: bool, depth: int, length: int, dtype: torch.dtype) -> Panel:
 
 
 def vit(tiny: bool, large: bool) -> Panel:
-    """torchvision's B/16 and H/14."""
+    """Return torchvision's vision transformer H/14 if large, else B/16."""
     from torchvision.models.vision_transformer import VisionTransformer
 
     name, n, patch, depth, n_heads, width = (
@@ -293,7 +304,7 @@ def vit(tiny: bool, large: bool) -> Panel:
 
 
 def resnet50(tiny: bool) -> Panel:
-    """torchvision's."""
+    """Return torchvision's ResNet-50."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
     n, side, layers = (4, 32, [1, 1, 1, 1]) if tiny else (128, 224, [3, 4, 6, 3])
@@ -307,7 +318,7 @@ def resnet50(tiny: bool) -> Panel:
 
 
 def convnext(tiny: bool) -> Panel:
-    """torchvision's, of which every layer is run."""
+    """Return torchvision's ConvNeXt-T, of which every layer is run."""
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     n, side, depths, width = (2, 32, (1, 1, 1, 1), 8) if tiny else (128, 224, (3, 3, 9, 3), 96)
@@ -325,7 +336,7 @@ def convnext(tiny: bool) -> Panel:
 
 
 def unet(tiny: bool) -> Panel:
-    """Written by hand."""
+    """Return a U-Net written by hand."""
     n, side, width, depth, classes = (2, 32, 8, 2, 3) if tiny else (8, 512, 64, 4, 21)
     return Panel(
         f"U-Net, {n} x {side} x {side}",
@@ -337,7 +348,7 @@ def unet(tiny: bool) -> Panel:
 
 
 def bert(tiny: bool) -> Panel:
-    """transformers', of which every token is predicted."""
+    """Return transformers' BERT-base, of which every token is predicted."""
     from transformers import BertConfig, BertForMaskedLM
 
     n, length = (2, 32) if tiny else (32, 512)

@@ -25,7 +25,7 @@ import click
 
 HERE = Path(__file__).resolve().parent.parent
 SERVE = "--serve"
-SECONDS = 0.005  # of a run
+SECONDS = 0.005  # of a run of calls
 PACKAGE = "cupy_training_ops"
 
 
@@ -37,6 +37,7 @@ class Checkout:
     """The process of one checkout."""
 
     def __init__(self, folder: Path, script: str) -> None:
+        """Start `script --serve FOLDER`, which imports the package from the checkout `folder`."""
         self.folder = folder.resolve()
         command = [sys.executable, script, SERVE, str(self.folder)]
         # The script may import the package before it serves.
@@ -56,7 +57,7 @@ class Checkout:
         self._process.communicate()
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """Result of the function of that name there."""
+        """Return the result of the function `question` in that process; arguments: of JSON."""
         try:
             print(json.dumps([question, *arguments]), file=self._process.stdin, flush=True)
             answer, failure = json.loads(self._process.stdout.readline())
@@ -71,7 +72,7 @@ class Checkout:
 def in_turns(
     checkouts: Sequence[Checkout], rounds: int, question: str, *arguments: Any
 ) -> list[list[Any]]:
-    """The answers of each, now the first and now the last of them beginning."""
+    """Return each checkout's answers, one a round; every other round goes backwards."""
     answers: list[list[Any]] = [[] for _ in checkouts]
     pairs = list(zip(checkouts, answers, strict=True))
     for number in range(rounds):
@@ -81,28 +82,31 @@ def in_turns(
 
 
 def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """Median and 20th and 80th percentile of after / before over the rounds."""
+    """Return median, 20th and 80th percentile of after / before over the rounds."""
     results = [new / old for old, new in zip(before, after, strict=True)]
     deciles = statistics.quantiles(results, n=10, method="inclusive")
     return statistics.median(results), deciles[1], deciles[7]
 
 
 def run(action: Callable[[], Any]) -> float:
-    """Microseconds of the processor for a call, in one run of many."""
+    """Return the processor's microseconds of a call, in one run of many calls."""
     timer, calls = _timer(action)
     return timer.timeit(calls) / calls * 1e6
 
 
 @functools.cache
 def _timer(action: Callable[[], Any]) -> tuple[timeit.Timer, int]:
-    """Warm, and how many calls make a run."""
+    """Warm a call up; return (its timer, number of calls that make a run)."""
     timer = timeit.Timer(action, timer=time.thread_time)
     timer.timeit(20)  # plans, and fills caches
     return timer, max(5, int(SECONDS / timer.timeit(10) * 10))
 
 
 def serve(*functions: Callable[..., Any]) -> None:
-    """Answer questions until there are no more, with the checkout that the command line names."""
+    """Answer questions of stdin, lines of JSON [function's name, *arguments], until its end.
+
+    A reply is [result, traceback or None]. The package is that of the checkout in sys.argv[2].
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the checkout prints is no reply
@@ -120,7 +124,7 @@ def serve(*functions: Callable[..., Any]) -> None:
 
 
 def check_home(folder: Path) -> None:
-    """The package may be installed from elsewhere too."""
+    """Raise CheckoutError if the package was imported from another folder than the checkout."""
     package = sys.modules.get(PACKAGE)
     if package and Path(package.__file__ or "").parent.parent != folder:
         raise CheckoutError(f"{PACKAGE} is found in {package.__file__}")

@@ -122,7 +122,7 @@ REASONS: Mapping[tuple[str, str], str] = {
 
 
 class Difference(NamedTuple):
-    """A field that is not as upstream declares it."""
+    """A field of an operator that ONNX Runtime ("upstream") declares otherwise."""
 
     op: str
     field: str
@@ -131,13 +131,13 @@ class Difference(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why; None where none is known."""
+        """The reason of REASONS, None if it has none."""
         own = REASONS.get((self.op, self.field))
         return REASONS.get(("*", self.field)) if own is None else own
 
 
 def classes() -> dict[str, type[Op]]:
-    """The newest version of every operator that upstream has."""
+    """Return {name: newest version} of every operator that upstream has."""
     newest: dict[str, type[Op]] = {}
     for (domain, name, since), cls in REGISTRY.items():
         if domain != "cupy_training_ops" and since >= getattr(newest.get(name), "since", 0):
@@ -146,7 +146,7 @@ def classes() -> dict[str, type[Op]]:
 
 
 def differences() -> list[Difference]:
-    """Every field of every operator that upstream declares and that is another here."""
+    """Return every field of every operator that differs from upstream's declaration."""
     upstream_data = json.loads(SCHEMAS.read_text("utf-8"))
     known = classes()
     return [
@@ -162,7 +162,10 @@ Field = tuple[str, str, str]  # its name, and how it is upstream and here
 
 
 def fields(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Field]:
-    """Fields of one operator: of its schema, and of its kernel if one is listed."""
+    """Yield the fields of an operator: of its schema, and of its kernel if that is not None.
+
+    schema, kernel: upstream's, as JSON.
+    """
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
         theirs = ", ".join(item["name"] for item in schema[kind])
         yield kind, theirs, ", ".join(item.upstream or item.name for item in declared)
@@ -186,6 +189,7 @@ def is_sequence(cls: type[Op], variable: str) -> bool:
 
 
 def _attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Field]:
+    """Yield the defaults of attributes; theirs: by name, arguments of upstream's declaration."""
     ours = {item.upstream or item.name: item for item in cls.attributes}
     from_onnx = not theirs and cls.name in FROM_ONNX
     for name in theirs.keys() | (set() if from_onnx else ours.keys()):
@@ -199,7 +203,7 @@ FROM_ONNX = {"ConvGrad", "ConvTransposeGrad", "ResizeGrad"}
 
 
 def _default(declared: Sequence[str]) -> str:
-    """Upstream's C++ for a default, as `_shown` of ours."""
+    """Convert upstream's C++ text of a default to the form that `_shown` has for ours."""
     if len(declared) < 2:
         return "required"
     text = re.sub(r"static_cast<int64_t>\((.*)\)|std::string\((.*)\)", r"\1\2", declared[1])
@@ -221,7 +225,7 @@ def _number(value: float) -> str:
 
 
 def _missing_types(cls: type[Op], schema: Any) -> Iterator[str]:
-    """Types that upstream declares and that are not here; more are no difference."""
+    """Yield words about types that upstream declares and that are not here."""
     for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
         for theirs, item in zip(schema[kind], declared, strict=False):
             lacking = _declared_types(schema, theirs["type"]) - _types_here(cls, item)
@@ -230,7 +234,7 @@ def _missing_types(cls: type[Op], schema: Any) -> Iterator[str]:
 
 
 def _declared_types(schema: Any, variable: str) -> set[str]:
-    """Names of dtypes; of a list that ONNX has a name for, none."""
+    """Return upstream's dtypes of a type variable; none for a list that ONNX has a name for."""
     text = schema["types"].get(variable, variable)
     words = re.findall(r"\b(?!seq\b|tensor\b)[a-z]+[0-9]*\b", "" if "OpSchema" in text else text)
     return {{"float": "float32", "double": "float64"}.get(word, word) for word in words}
@@ -244,7 +248,7 @@ def _types_here(cls: type[Op], item: Input | Output) -> set[str]:
 
 
 def _memory(cls: type[Op], kernel: Any) -> Iterator[Field]:
-    """An input in either memory does for upstream's host; a list of what is on the host, too."""
+    """Yield the memory, "host" or "device", of inputs and outputs; "either" equals "host"."""
     for kind, declared in (("input", cls.inputs), ("output", cls.outputs)):
         for place, item in enumerate(declared):
             upstream = "host" if place in kernel[f"host_{kind}s"] else "device"
@@ -253,14 +257,17 @@ def _memory(cls: type[Op], kernel: Any) -> Iterator[Field]:
 
 
 def _aliases(cls: type[Op], pairs: Sequence[Any], schema: Any) -> Iterator[Field]:
-    """Outputs that replace an input; that `out=` may be an input's array is no difference."""
+    """Yield for each output the input that it replaces, or "none".
+
+    pairs: upstream's (index of the input, index of the output).
+    """
     of_output = {out: cls.inputs[place].name for place, out in [*pairs, *schema.get("alias", [])]}
     for place, item in enumerate(cls.outputs):
         yield f"output {item.name} alias", of_output.get(place, "none"), item.aliases or "none"
 
 
 def declarations() -> str:
-    """Rows of a document: operators with the same difference in one."""
+    """Return a table of differences, with a row for all operators that have the same."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for op, field, upstream, here in differences():
         reason = Difference(op, field, upstream, here).reason or ""

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
 //
-// All kernels are element-wise (algorithm/elementwise.cuh): a block has one tile of n elements.
-// aligned: all arrays begin at multiples of 16 bytes, and are read and written in vectors.
+// All kernels are element-wise (algorithm/elementwise.cuh) over arrays of n elements: block b
+// computes elements [b * Tile::size, (b + 1) * Tile::size). aligned: all arrays begin at multiples
+// of 16 bytes, and are read and written in vectors; else element by element. A bias, where there is
+// one, is a row of columns.value elements that is added to each row of the other arrays, or null
+// for none. dy is the gradient of the output, dx of the input x.
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"
@@ -20,13 +23,17 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 using Tile = Tiling<T, THREADS, NBYTES>;
 
-// x > 0; a subnormal counts, which -ftz=true would flush before the comparison.
+// x > 0; a subnormal counts, which -ftz=true would flush before the comparison. Floats above 0, up
+// to infinity, have the bits 1 to 0x7F800000; 0 - 1 wraps around, negatives and NaN are larger.
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
 __device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
 
+// Each struct below is the map of one element of the kernel of its name, which states the formula:
+// inputs by value, then outputs by reference; dy is the gradient of the output, dx of the input.
 struct ReluGrad {
     __device__ void operator()(ACC dy, ACC x, ACC& dx) const { dx = is_positive(x) ? dy : ACC(0); }
 };
+// One element of leaky_relu_grad: dx = dy, or alpha dy where y <= 0.
 struct LeakyReluGrad {
     ACC alpha;
     __device__ void operator()(ACC dy, ACC y, ACC& dx) const {
@@ -69,6 +76,7 @@ struct QuickGelu {
     ACC alpha;
     __device__ void operator()(ACC x, ACC& y) const { y = gated(x, alpha * x); }
 };
+// One element of quick_gelu_grad: dy times the derivative of x / (1 + e^(-alpha x)).
 struct QuickGeluGrad {
     ACC alpha;
     __device__ void operator()(ACC dy, ACC x, ACC& dx) const {
@@ -79,6 +87,7 @@ struct QuickGeluGrad {
 struct SwiGlu {
     __device__ void operator()(ACC a, ACC b, ACC& y) const { y = gated(a, a) * b; }
 };
+// One element of swi_glu_grad: the gradients of y = a s b, s = 1 / (1 + e^-a), by a and b.
 struct SwiGluGrad {
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         da = dy * b * quick_gelu_slope(a);
@@ -88,6 +97,7 @@ struct SwiGluGrad {
 struct FastGeGlu {
     __device__ void operator()(ACC a, ACC b, ACC& y) const { y = fast_gelu_value(a) * b; }
 };
+// One element of fast_ge_glu_grad: the gradients of y = fast_gelu_value(a) b by a and b.
 struct FastGeGluGrad {
     __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
         da = dy * b * fast_gelu_slope(a);
@@ -129,20 +139,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, GeluGrad{}, in(dy), in(x), out(dx));
 }
-// c = s * Phi(s), s = a + b, where b is a row of columns.value elements or null.
+// c = s * Phi(s), s = a + b, b the bias, Phi the normal distribution function.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu(const T* a, const T* b, T* c, i64 n, bool aligned,
               const __grid_constant__ Divisor columns) {
     map_elements<Tile>(n, aligned, BiasGelu{}, in(a), row_or_none(b, columns), out(c));
 }
-// dx = dy * d/ds (s * Phi(s)), s = x + b, where b is a row of columns.value elements or null.
+// dx = dy * d/ds (s * Phi(s)), s = x + b, b the bias, Phi the normal distribution function.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                       const __grid_constant__ Divisor columns) {
     map_elements<Tile>(n, aligned, BiasGeluGrad{}, in(dy), in(x), row_or_none(b, columns), out(dx));
 }
 
-// y = s / (1 + e^-v), s = x + bias, v = 2 sqrt(2 / pi) (s + 0.044715 s^3); bias is a row or null.
+// y = s / (1 + e^-v), s = x + bias, v = 2 sqrt(2 / pi) (s + 0.044715 s^3).
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu(const T* x, const T* bias, T* y, i64 n, bool aligned,
               const __grid_constant__ Divisor columns) {
@@ -153,8 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FastGeluGrad{}, in(dy), in(x), out(dx));
 }
-// dx = dy * d/ds (s / (1 + e^-v)), s = x + b, v = 2 sqrt(2 / pi) (s + 0.044715 s^3); b is a row or
-// null.
+// dx = dy * d/ds (s / (1 + e^-v)), s = x + b, b the bias, v = 2 sqrt(2 / pi) (s + 0.044715 s^3).
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_fast_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                            const __grid_constant__ Divisor columns) {
@@ -178,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     swi_glu(const T* a, const T* b, T* y, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, SwiGlu{}, in(a), in(b), out(y));
 }
-// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-a).
+// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-a). A null da or db is not written.
 extern "C" __global__ void __launch_bounds__(THREADS)
     swi_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, SwiGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
@@ -189,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fast_ge_glu(const T* a, const T* b, T* y, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FastGeGlu{}, in(a), in(b), out(y));
 }
-// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3).
+// da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3). A
+// null da or db is not written.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_ge_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FastGeGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),

@@ -10,9 +10,11 @@
 
 namespace cto::facts::activation {
 
+// Threads of a block
 constexpr int THREADS = 128;
+// Bytes of each array that a thread loads together
 constexpr int NBYTES = CTO_NBYTES;
-// E^(-t^2 / 2) is zero from here on
+// The t from which on e^(-t^2 / 2) is 0, even as a double
 constexpr double NORMAL_END = 40.0;
 
 }  // namespace cto::facts::activation

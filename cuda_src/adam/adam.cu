@@ -2,6 +2,17 @@
 // Steps of Adam.  CPU provider: cupy_training_ops/families/adam/reference.py
 //
 // A step is computed in the accumulator of the weights' type, and rounded once for each output.
+//
+// Arguments of all kernels: w, g, m, v are weight, gradient, first and second moment; copy is an
+// array of weights in float16, or in bfloat16 if is_bfloat16; new_* are the outputs, new_g the
+// change of the weight. Numbers, each a launch argument or in memory (core/either.cuh): learning
+// rate, step (the number t of this step), loss_scale (of which gradients are multiples), norm and
+// max_norm (gradients with this norm are clipped to that one), update (0: the step is skipped).
+// rule: alpha and beta, the decay rates of first and second moment; lambda_, that of the weight;
+// epsilon; seed, of the rounding of bfloat16 weights if rounds_at_random. Flags: correct_bias, of
+// the moments; decays_updated, the weight is decayed after the update instead of before;
+// decays_gradient, lambda_ w is added to the gradient instead; maximize, the sign of the gradient
+// changes.
 #include "adam/codes.cuh"
 #include "adam/facts.cuh"
 #include "algorithm/multi_tensor.cuh"
@@ -23,16 +34,21 @@ using slots::MOMENT;
 using slots::W;
 using ACC = Acc<W>;
 
+// A vector is WIDTH elements, 16 bytes of the wider of weights and moments.
 constexpr bool MOMENT_IS_WIDER = sizeof(MOMENT) > sizeof(W);
 constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
 // Vectors of each array that a thread loads before it stores: more would take too many registers.
 constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
+// Elements of a block: of a list of parameters, or of a single one.
 constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
 constexpr i64 OF_ONE = ONE_NBYTES / 16 * WIDTH;
 using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
-// Numbers of a step that all weights share; see struct Adam for their use.
+// Numbers of a step that all weights share; struct Adam has the formulas. divisor: of gradients,
+// with the sign of `maximize`; rest_of_x: 1 - x; decay: of the weight, lr lambda, or penalty:
+// lambda, if the gradient is decayed instead; rounding: of new weights in bfloat16; update: false
+// skips the step.
 struct AdamFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay,
         penalty;
@@ -40,8 +56,8 @@ struct AdamFactors {
     bool decays_updated, update;
 };
 
-// u = rate m / (sqrt(v) root_scale + epsilon), where c = of_moments = {1 - alpha^t, 1 - beta^t}, or
-// {1, 1} without bias correction:
+// The factors of step number `step` of rule and numbers. In u = rate m / (sqrt(v) root_scale +
+// epsilon), where c = of_moments = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction:
 //     decays_updated   rate = lr sqrt(c[1]) / c[0], root_scale = 1
 //     else             rate = lr / c[0],            root_scale = 1 / sqrt(c[1])
 __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
@@ -65,7 +81,10 @@ __device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const 
     return by;
 }
 
-// by = the factors of this step; every block computes them. `by` and `of_moments` are in shared memory.
+// by = the factors of this step, which every block computes from the numbers. `by` and `of_moments`
+// are in shared memory; all threads call it, and may read `by` afterwards. Numbers are read by one
+// thread of warps 2 and 3 each, while warps 0 and 1 compute of_moments, the bias corrections {1 -
+// alpha^step, 1 - beta^step}.
 __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moments)[2],
                                              const AdamRule& rule, const Either<1>& rate,
                                              const Either<1>& step, const Either<1>& loss_scale,
@@ -80,9 +99,11 @@ __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moment
     __syncthreads();
 }
 
-// g = gradient / divisor + penalty w; m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g;
-// u = rate m / (sqrt(v) root_scale + eps), with HAS_LARGEST x = max(x, v) in the place of v;
-// delta = -u - decay w, or with decays_updated -u - decay (w - u).
+// The step of one parameter, as a map of range_map::map_range:
+//     g = gradient / divisor + penalty w; m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g;
+//     u = rate m / (sqrt(v) root_scale + epsilon), with HAS_LARGEST of x = max(x, v) for v;
+//     delta = -u - decay w, or with decays_updated -u - decay (w - u); new_w = w + delta.
+// HAS_LARGEST: AMSGrad, x is the largest second moment so far.
 template <bool HAS_LARGEST>
 struct Adam : Parameter<W, GRAD, MOMENT> {
     const MOMENT* x;  // null without HAS_LARGEST
@@ -107,6 +128,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         Base::load(loaded, i);
         if constexpr (HAS_LARGEST) parameter_update::load(loaded.x, x, i);
     }
+    // Elements before the first 16-byte boundary of the widest array.
     __device__ int head() const {
         return MOMENT_IS_WIDER ? vec::elements_to_16(m) : vec::elements_to_16(w);
     }
@@ -116,8 +138,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
                                            new_x) &&
                copy.may_have_vecs_at<WIDTH>(first);
     }
-    // Adam's step of N elements: m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g^2, x =
-    // max(x, v) with AMSGrad; delta = -rate m / (root_scale sqrt(v or x) + epsilon) - decay w.
+    // Computes and writes the step of the N elements from i on. A null output is left out.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], delta[N], weight[N], most[N];
@@ -143,7 +164,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         if constexpr (HAS_LARGEST) parameter_update::store(new_x, i, most);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
-    // The step of elements [first, end), or, if it is skipped, copies of all inputs.
+    // The block's step of elements [first, end) of n, or, if it is skipped, copies of all inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
@@ -166,8 +187,10 @@ constexpr int CODED_BLOCKS = 4;
 constexpr int CODED_BLOCKS = 6;
 #endif
 
-// struct Adam for moments in codes (codes.cuh). A warp has CODED_BLOCK elements, a lane WIDTH of them.
-// Moments have the same bits as on the host: __fmul_rn and __fadd_rn keep the compiler from using fma.
+// struct Adam for moments m and v in codes of 8 or 4 bits (codes.cuh, Code is EightBits or
+// FourBits). A warp has CODED_BLOCK elements at a time, a lane WIDTH of them. Moments have the same
+// bits as on the host: __fmul_rn and __fadd_rn keep the compiler from using fma. step: seed of the
+// rounding's noise.
 template <class Code>
 struct CodedAdam {
     static constexpr int WIDTH = codes::WIDTH;
@@ -184,11 +207,12 @@ struct CodedAdam {
     AdamFactors by;
     u32 step;
 
+    // True if all arrays may be accessed in vectors of WIDTH from element 0 on.
     __device__ bool has_vecs() const {
         return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(0);
     }
-    // from[i .. i + WIDTH), elements from n on 0.
+    // from[i .. i + WIDTH), elements from n on 0. ARE_VECS: all exist, and are loaded as a vector.
     template <bool ARE_VECS, class E>
     __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n) const {
         if constexpr (ARE_VECS)
@@ -196,14 +220,15 @@ struct CodedAdam {
         else
             return vec::load_elements<E, WIDTH>(from, i, n);
     }
-    // gradient / by.divisor, which is mostly 1, + by.penalty weight.
+    // gradient / by.divisor + by.penalty weight. The divisor is mostly 1, then nothing is divided.
     __device__ __forceinline__ float penalized(float gradient, float weight) const {
         const float divisor = static_cast<float>(by.divisor);
         const float own = divisor == 1 ? gradient : __fdiv_rn(gradient, divisor);
         if (by.penalty == 0) return own;
         return __fadd_rn(own, __fmul_rn(static_cast<float>(by.penalty), weight));
     }
-    // The step for elements [start, start + CODED_BLOCK) of n.
+    // The warp's step for elements [start, start + CODED_BLOCK) of n. ARE_VECS: all of them exist,
+    // and arrays are accessed in vectors.
     template <bool ARE_VECS>
     __device__ __forceinline__ void run_block(i64 start, i64 n) const {
         const i64 i = start + threadIdx.x % WARP * WIDTH;
@@ -246,9 +271,9 @@ struct CodedAdam {
             for (i64 start = first + threadIdx.x / WARP * CODED_BLOCK; start < end;
                  start += THREADS / WARP * CODED_BLOCK) {
                 if (are_vecs && start + CODED_BLOCK <= n)
-                    run_block<true>(start, n);
+                    run_block</*ARE_VECS=*/true>(start, n);
                 else
-                    run_block<false>(start, n);
+                    run_block</*ARE_VECS=*/false>(start, n);
             }
             return;
         }
@@ -259,17 +284,19 @@ struct CodedAdam {
     }
 };
 
-// Lists of a launch: 0 to 4 are w, g, m, v and low-precision weights, 5 the largest second moments; 6 to
-// 11 are their new values. A list may be absent.
+// Lists of a launch, each an array for every tensor: 0 to 4 are w, g, m, v and low-precision
+// weights, 5 the largest second moments; AFTER + k are the new values of list k. A list may be
+// absent: its columns.at[k] is negative.
 constexpr int LISTED = 12, AFTER = 6;
 
-// Columns and pointers of a launch, and the tensor of a block.
+// The arrays of one tensor among a launch's lists (see LISTED): those of list k begin at
+// arrays.at[columns.at[k] * columns.n_tensors].
 struct Lists {
     const Pointers<POINTERS>& arrays;
     const Columns<LISTED>& columns;
     int tensor;
 
-    // Array k of this tensor, in the order of the table of pointers.
+    // This tensor's array in list k (0 to LISTED - 1, see above); null if the list is absent.
     template <class E>
     __device__ __forceinline__ E* at(int k) const {
         return array_of<E>(arrays, columns, k, tensor);
@@ -280,8 +307,10 @@ struct Lists {
     }
 };
 
-// One step of Adam (struct Adam) on each of columns.n_tensors parameters; a block has one chunk of one
-// tensor.
+// One step of Adam (struct Adam) on each of columns.n_tensors parameters; arrays and columns are
+// tables of their addresses (struct Lists). HAS_LARGEST: AMSGrad, with the largest second moments
+// so far. Block c has chunk c of the list, CHUNK elements of one tensor; sizes says where tensors
+// begin. It prefetches (expect) its inputs before it computes the factors.
 template <bool HAS_LARGEST>
 __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,
@@ -314,7 +343,10 @@ __device__ __forceinline__ void update_lists(const Pointers<POINTERS>& arrays,
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-// update_lists for moments in codes: a warp has CODED_BLOCK elements at a time.
+// One step of Adam on each of columns.n_tensors parameters with moments in codes (Code: EightBits
+// or FourBits); arrays and columns are tables of their addresses (struct Lists). Block c has chunk
+// c of the list, CODED_CHUNK elements of one tensor (sizes); a warp has CODED_BLOCK of them at a
+// time.
 template <class Code>
 __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
                                              const Columns<LISTED>& columns,
@@ -346,8 +378,9 @@ __device__ __forceinline__ void update_coded(const Pointers<POINTERS>& arrays,
 
 using namespace cto;
 
-// One step of Adam (struct Adam) on one parameter of n elements; a block has OF_ONE of them.
-// Outputs may be null, or the same arrays as the inputs. A skipped step copies inputs to outputs.
+// One step of Adam (struct Adam) on one parameter of n elements; block b has OF_ONE of them, from b
+// * OF_ONE on. Outputs, new_*, may be null, or the same arrays as the inputs. A skipped step copies
+// inputs to outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
@@ -364,11 +397,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     parameter.expect<EXPECTED_NBYTES>(first, end);
     make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    const Adam<false> adam{parameter, nullptr, nullptr, new_w, new_g, new_m, new_v, rounded, by};
+    const Adam</*HAS_LARGEST=*/false> adam{
+        parameter, /*x=*/nullptr, /*new_x=*/nullptr, new_w, new_g, new_m, new_v, rounded, by};
     adam.run(first, end, n);
 }
 
-// A step over lists.
+// One step of Adam on each of columns.n_tensors parameters. arrays: addresses of all their arrays,
+// those of list k from columns.at[k] * columns.n_tensors on (LISTED); sizes: elements of each
+// tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
                const __grid_constant__ Columns<12> columns,
@@ -377,11 +413,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
                const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
                const __grid_constant__ Either<1> update, bool is_bfloat16) {
-    update_lists<false>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm,
-                        update, is_bfloat16);
+    update_lists</*HAS_LARGEST=*/false>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                        max_norm, update, is_bfloat16);
 }
 
-// adam__list with the largest second moments (AMSGrad).
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with AMSGrad: the
+// largest second moments so far are lists 5 and 11 of `arrays`; sizes: elements of each tensor, and
+// its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -389,11 +427,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
-    update_lists<true>(arrays, columns, sizes, rule, rate, step, loss_scale, norm, max_norm, update,
-                       is_bfloat16);
+    update_lists</*HAS_LARGEST=*/true>(arrays, columns, sizes, rule, rate, step, loss_scale, norm,
+                                       max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 8 bits.
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 8 bits (codes::EightBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -405,7 +444,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
                                    max_norm, update, is_bfloat16);
 }
 
-// adam__list for moments in codes of 4 bits.
+// One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
+// 4 bits (codes::FourBits); sizes: elements of each tensor, and its chunks.
 extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__few_bits_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
@@ -417,7 +457,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__few_bi
                                   max_norm, update, is_bfloat16);
 }
 
-// new_step = step + 1, or step if the step is skipped. One thread.
+// *new_step = step + 1, or step if the step is skipped: by a rate or loss scale that allows none,
+// or by `update`. One thread.
 extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

@@ -22,41 +22,51 @@
 
 namespace cto::facts::adam {
 
+// Threads of a block
 constexpr int THREADS = 128;
-// Of each array that a block asks for before it has its factors
+// Bytes of each array that a block prefetches before it has its factors
 constexpr int EXPECTED_NBYTES = 8192;
-// Packets of 16 bytes of each array a thread has in flight
+// Vectors of 16 bytes of each array that a thread loads together
 constexpr int VECS = 2;
-// Of the widest array that a block takes: the last blocks end together
+// Bytes of the widest array that a block updates, of a list of parameters. It is small, so that the
+// last blocks end together.
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-// The same where there is one parameter; lists take 6 % longer by so few
+// Bytes of the widest array that a block updates, of a single parameter. Lists would take 6 %
+// longer with so few.
 constexpr int ONE_NBYTES = 4096;
-// Tensors a launch: 44 bytes each, beside numbers
+// Parameters of a launch, at most. Each takes 44 bytes of the launch's arguments: 4 addresses, a
+// size and its first chunk.
 constexpr int CAPACITY = CTO_CAPACITY;
-// That a launch has addresses of
+// Lists of arrays: weights, gradients, first and second moments
 constexpr int LISTS = 4;
+// Addresses of a launch's table: CAPACITY for each list
 constexpr int POINTERS = CTO_POINTERS;
-// Moments in codes that share a scale: those of a warp
+// Moments in codes of 8 or 4 bits that share a scale: a warp's, 4 of each lane
 constexpr int CODED_BLOCK = 128;
-// Elements that a block of threads takes, whole blocks of codes
+// Elements with such moments that a block updates
 constexpr int CODED_CHUNK = CTO_CODED_CHUNK;
-// Codes of 8 bits: powers of two, each divided by so many bits.
-// Of the fraction, in codes of first moments, beside their sign
+// Bits of the fraction in an 8-bit code of a first moment, which also has a sign
 constexpr int FIRST_BITS = 3;
-// In codes of second moments, which have none
+// Bits of the fraction in an 8-bit code of a second moment
 constexpr int SECOND_BITS = 3;
-// Powers of two, in codes of first moments
+// Powers of two over which 8-bit codes of first moments range
 constexpr int OCTAVES = 16;
-// Of them above the root of the second moment
+// Powers of two from the root of the second moment up to the largest such code's
 constexpr int ROOM = 5;
-// Codes of 4 bits.
-// Of the fraction, in codes of second moments, where a block has room for so many
+// Bits, at most, of the fraction in a 4-bit code of a second moment
 constexpr int MOST_BITS = 2;
-// Of first moments, on either side of 0
+// Levels above 0, and below 0, of a 4-bit code of a first moment
 constexpr int LEVELS = 7;
-// Of the largest ratio in a block; below that first moments are 0
+// Exponent of the smallest ratio |first moment| / root of the second that a 4-bit code has: if the
+// largest ratio of a CODED_BLOCK is below 2^LEAST_EXPONENT, its first moments become 0.
 constexpr int LEAST_EXPONENT = -60;
 
+// Attributes of the Adam operators; i32 fields are 0 or 1. m = alpha m + (1 - alpha) g, v = beta v
+// + (1 - beta) g g, and u = rate m / (sqrt(v) + epsilon), with bias correction of m and v if
+// correct_bias. lambda_ is the weight decay: lambda_ w is added to g if decays_gradient; else w
+// loses rate lambda_ (w - u) if decays_updated, or rate lambda_ w. maximize: -g takes g's place.
+// rounds_at_random: new weights in bfloat16 are rounded stochastically, by random numbers from
+// `seed`.
 struct AdamRule {
     double alpha;
     double beta;

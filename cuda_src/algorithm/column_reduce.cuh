@@ -8,7 +8,8 @@ namespace cto::column_reduce {
 
 using vec::Vec;
 
-// How many rows a thread sums, of n < 2^31 rows from its first one on.
+// ceil(n / blockDim.y): the rows that a thread sums, as it takes every blockDim.y-th of the n <
+// 2^31 rows from its first one to the end of the matrix. 0 if n <= 0.
 __device__ __forceinline__ i32 rows_of(i64 n) {
     return n <= 0 ? 0 : (static_cast<u32>(n) + blockDim.y - 1) / blockDim.y;
 }
@@ -25,7 +26,7 @@ struct Columns {
         for (int i = 0; i < N; ++i) sum.at[i] += to_acc(x.at[i]);
     }
 
-    // Adds n rows that are `pitch` elements apart.
+    // Adds n rows, N elements of each: row k's are at x + k * pitch, pitch in elements.
     template <class E>
     __device__ __forceinline__ void add(const E* x, i32 n, i64 pitch) {
 #pragma unroll 1
@@ -41,11 +42,12 @@ struct Columns {
     }
 
     // Adds the sums of the threads that differ in threadIdx.y only; the result is in threadIdx.y ==
-    // 0. per_thread: shared memory, an entry for each thread of the block.
+    // 0. per_thread: shared memory, an entry for each thread of the block. In each round, y < half
+    // adds the sum of y + half; barriers lie before and after the write that others read.
     __device__ __forceinline__ void sum_over_y(Vec<A, N>* per_thread) {
         const u32 i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
         u32 half = 1;
-        while (half < blockDim.y) half *= 2;
+        while (half < blockDim.y) half *= 2;  // the power of two from blockDim.y on
         for (half /= 2; half > 0; half /= 2) {
             __syncthreads();
             per_thread[i] = sum;
@@ -55,6 +57,7 @@ struct Columns {
         }
     }
 
+    // to[i] = sum[i] rounded to E, i < N.
     template <class E>
     __device__ __forceinline__ void store(E* to) const {
         *reinterpret_cast<Vec<E, N>*>(to) = vec::from_acc<E>(sum.at);

@@ -3,7 +3,8 @@
 //
 // A word (T) is as wide as all addresses and lengths of a launch allow. A thread writes vectors of
 // 16 aligned bytes; if their source is not aligned, it loads the 32 aligned bytes around it and
-// shifts. A source tells where the words of the output come from: `at(position)` is a Run.
+// shifts. A Source says where the words of the output come from: its at(position) returns the Run
+// whose first word is word `position` of the output.
 #pragma once
 #include "core/vec.cuh"
 
@@ -34,25 +35,28 @@ struct Run {
     const T* end;
 };
 
+// The run of `length` zeros.
 template <class T>
 __device__ __forceinline__ Run<T> zeros(i64 length) {
     return {nullptr, length, nullptr, nullptr};
 }
 
-// The pointer that lane `lane` passes.
+// Returns in every lane the pointer that lane `lane` passes. All lanes call it.
 template <class T>
 __device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
     const u64 address = __shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane);
     return reinterpret_cast<const T*>(address);
 }
 
-// The 16 or 32 aligned bytes around a vector that starts at any address.
+// The 16 or 32 aligned bytes around a vector of N words (16 bytes) that starts at any address: the
+// vector is the bytes [shift, shift + 16) of low and high; high is loaded only if shift is not 0.
 template <class T, int N>
 struct Loaded {
     uint4 low, high;
     u32 shift;
 
-    // True if the run has `words` words, and all bytes loaded for them are inside its array.
+    // True if the run has `words` words, and all bytes loaded for them are inside its array: from
+    // `before` words ahead of the first one to N - before behind the last. Zeros load nothing.
     __device__ static bool possible(const Run<T>& run, int words) {
         if (run.length < words || !run.from) return run.length >= words;
         const i64 before = vec::bytes_past_16(run.from) / sizeof(T);
@@ -70,7 +74,8 @@ struct Loaded {
         if (shift) high = __ldg(aligned + 1);
     }
 
-    // The 16 bytes from byte `shift` on.
+    // The N words from byte `shift` on: moves all by 8 bytes if shift has bit 8, by 4 if it has bit
+    // 4, then by the other 0 to 3 bytes. `shift` is a multiple of sizeof(T).
     __device__ vec::Vec<T, N> shifted() const {
         u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         if (shift & 8) {
@@ -90,6 +95,7 @@ struct Loaded {
     }
 };
 
+// A vector of one word, which is aligned.
 template <class T>
 struct Loaded<T, 1> {
     vec::Vec<T, 1> word;
@@ -99,9 +105,10 @@ struct Loaded<T, 1> {
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 
-// Loads the lane's vectors that lie in one run; bit u of the result: vector u is loaded.
-// Lane u asks for the run of row u; if it ends inside the row, every lane asks for the
-// run of its own vector.
+// loaded[u] = the lane's vector of row u of a warp's words, u < S::vecs, if it lies in one run;
+// rows begin at position first + u * S::row of an output of n words. Returns bits: bit u is set if
+// vector u is loaded. Lane u asks for the run of row u; if that ends inside the row, every lane
+// asks for the run of its own vector. source: a Source.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {
@@ -115,6 +122,7 @@ __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first,
         one_run = Loaded::possible(run, S::row);
         row = run.from;
     }
+    // Bit u: row u is one run.
     u32 done = __ballot_sync(ALL_LANES, one_run) & ((1u << S::vecs) - 1);
 #pragma unroll
     for (int u = 0; u < S::vecs; ++u) {
@@ -133,8 +141,9 @@ __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first,
     return done;
 }
 
-// Copies the vectors of the lanes in `left`, word by word, one vector after the other, a lane a
-// word: vectors that several runs share, or that are partly outside of the output.
+// Copies the vectors of some lanes word by word, one vector after the other, a lane a word: vectors
+// in which several runs meet, or that are partly outside the n words of `out`. Bit l of `left`:
+// copy lane l's vector, which begins at position row + l * S::words. source: a Source.
 template <class S, class Source>
 __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row, u32 left,
                                            int lane, const Source& source) {
@@ -147,8 +156,9 @@ __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row
     }
 }
 
-// Copies a tile of words of 16 bytes if it lies in one run; returns false if it does not. Plain
-// loads and stores: streaming ones take 3 % longer in large copies.
+// Copies the tile of S::size words of 16 bytes from position `first` on, if `source` has it in one
+// run and the n words of `out` contain it; else returns false. Plain loads and stores: streaming
+// ones take 3 % longer in large copies.
 template <class S, class Source>
 __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first,
                                          const Source& source) {
@@ -165,8 +175,10 @@ __device__ __forceinline__ bool copy_run(typename S::Word* out, i64 n, i64 first
     return true;
 }
 
-// Writes tile `tile` of the n words of `out`, which may start at any word. ARE_LONG: most tiles lie
-// in one run.
+// Writes tile `tile`, S::size words, of the n words of `out` from the runs of `source`, a Source;
+// by a block. If `out` begins `lead` words after a multiple of 16 bytes, all tiles begin `lead`
+// words earlier, so that vectors are aligned; positions below 0 are left out. Whole vectors in one
+// run are loaded together, others then written word by word. ARE_LONG: most tiles lie in one run.
 template <class S, bool ARE_LONG = false, class Source>
 __device__ __forceinline__ void write_tile(typename S::Word* out, i64 n, i64 tile,
                                            const Source& source) {

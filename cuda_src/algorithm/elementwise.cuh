@@ -27,11 +27,13 @@ struct Tiling {
     static constexpr int size = THREADS * each;  // elements of a tile
 };
 
-// ---- a thread's elements of one array, vector u in registers[u] --------------------------------------
+// ---- a thread's elements of one array, vector u in registers[u] ---------------------------------
 //
-// load and store access aligned vectors; load_apart and store_apart single
-// elements, S::threads apart.
+// load and store access aligned vectors of N elements, from `offset` of the tile on; load_apart and
+// store_apart single elements, S::threads apart. at(u, i) is element i of vector u. width: elements
+// of a vector; read_nbytes, written_nbytes: bytes of an element that are read, and written.
 
+// The offset in the tile of the i-th of a thread's elements, the first of which is at `offset`.
 template <class S>
 __device__ __forceinline__ u32 apart(u32 offset, int i) {
     return offset + i * S::threads;
@@ -48,6 +50,7 @@ struct Reader {
     __device__ void seek(i64 first) {
         if (!OPTIONAL || from) from += first;
     }
+    // registers[u] = the N elements from `offset` of the tile on; zeros if the array is null.
     __device__ void load(int u, u32 offset) {
         registers[u] = Vec<E, N>{};
         if (!OPTIONAL || from) registers[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
@@ -137,8 +140,8 @@ struct RowReader {
         first = position;
         fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;
     }
-    // registers[u] = the N elements of the repeated row from column (offset mod columns) on; where
-    // a row is not whole vectors, one by one, from the start again after its end.
+    // registers[u] = the N elements of the repeated row from column(offset) on; where a row is not
+    // whole vectors, one by one, from the start again after its end.
     __device__ void load(int u, u32 offset) {
         registers[u] = absent();
         if (!from) return;
@@ -153,6 +156,8 @@ struct RowReader {
             c = c + 1 < columns.value ? c + 1 : 0;
         }
     }
+    // Loads the elements of the repeated row at apart(offset, 0), apart(offset, 1), ..., one by
+    // one; those from n on are -0.0.
     __device__ void load_apart(u32 offset, u32 n) {
         registers[0] = absent();
 #pragma unroll
@@ -201,22 +206,27 @@ struct Row {
     }
 };
 
+// Operand: the map's parameter is element i of x.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ In<E, N, false> in(const E* x) {
     return {x};
 }
+// Operand: element i of x, or 0 if x is null.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ In<E, N, true> in_or_zero(const E* x) {
     return {x};
 }
+// Operand: the map's parameter is a reference; its value goes to element i of y.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ Out<E, N, false> out(E* y) {
     return {y};
 }
+// Operand: `out`, or nowhere if y is null.
 template <int N = OF_TILING, class E>
 __device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
     return {y};
 }
+// Operand: b[i % columns], or -0.0 if b is null; see RowReader.
 template <class E>
 __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
     return {b, fast_division::in_registers(columns)};
@@ -224,11 +234,14 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 
 // ---- the map ------------------------------------------------------------------------------------
 
+// Elements of a vector of the first operand; all have as many.
 template <class Register, class...>
 constexpr int WIDTH_OF = Register::width;
 
-// Maps elements [first, first + S::size) that are below n. Stores stream past the caches if more is
-// written than read.
+// Calls map(element of each of `arrays`) for elements [first, first + S::size) that are below n.
+// `arrays` are Readers and Writers. aligned: all arrays begin at multiples of 16 bytes; then a
+// whole tile is loaded and stored in vectors. Stores stream past the caches if more is written than
+// read.
 template <class S, class Map, class... Register>
 __device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map,
                                          Register... arrays) {
@@ -267,7 +280,8 @@ __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Opera
                 operands.template operand<S>()...);
 }
 
-// map_elements with `tiles` tiles a block, for maps that compute something once for all of them.
+// map_elements with `tiles` tiles a block, for maps that compute something once for all of their
+// elements.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
 __device__ __forceinline__ u32 square_root(u32 x) { return x; }  // only so that templates compile
 __device__ __forceinline__ u64 square_root(u64 x) { return x; }
 
-constexpr float UP = 0x1p64f, DOWN = 0x1p-64f;
+constexpr float UP = 0x1p64f, DOWN = 0x1p-64f;     // factors of x in the other two sums
 constexpr float MOST = 0x1p96f, LEAST = 0x1p-64f;  // sums of x^2 in this range are precise
 
 // Visitor (see visit_vecs) that sums squares in A: at[0] of x, at[1] of DOWN * x, at[2] of UP * x.
@@ -33,8 +33,8 @@ struct SumsOfSquares {
     A at[N]{};
     static_assert(sizeof(at) <= facts::SUMS_NBYTES);
 
-    // Adds the squares of M elements. If their sum may have overflowed or lost digits, also the
-    // squares of the elements scaled DOWN and UP.
+    // Adds the squares of the M elements of x. If their sum may have overflowed or lost digits,
+    // also the squares of the elements scaled DOWN and UP.
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
         const A sum = sum_of(x);
@@ -47,7 +47,8 @@ struct SumsOfSquares {
             at[2] += (value * UP) * (value * UP);
         }
     }
-    // Adds MANY vectors and returns true if all of them are ordinary, by one branch.
+    // Adds MANY vectors and returns true if the sums of squares of all of them are ordinary, or
+    // only x^2 is summed (N == 1); else adds none and returns false. One branch for all.
     template <int M, int MANY>
     __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
         A sums[MANY];
@@ -96,8 +97,10 @@ struct SumsOfSquares {
     }
 };
 
-// Writes the block's sums to `partials`. Returns true in the block that finishes last; there `sums`
-// become those over all launches. `last` is in shared memory.
+// Adds the sums of the block's threads and writes them to partials[N * number + i], i < N, of block
+// number place.first + blockIdx.x. Returns true only in the block that finishes last in the last
+// launch (in all other launches place.n_in_all is 0); there `sums` become those over all n_in_all
+// blocks. ticket: counter of finished blocks; `last` and `scratch` are in shared memory.
 template <class E, class A, int THREADS>
 __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
                                          Zeroed<u32>* ticket, const Partials& place,

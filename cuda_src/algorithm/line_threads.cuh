@@ -26,8 +26,8 @@ __device__ __forceinline__ A negative_infinity() {
     return -static_cast<A>(__int_as_float(0x7F800000));
 }
 
-// Maxima and sums over `threads` neighbouring threads: a power of two up to
-// WARP, or the whole block.
+// max(value) and sum(value) return, in each thread, the maximum and the sum of the values that
+// `threads` neighbouring threads pass: a power of two up to WARP, or the whole block.
 template <class A>
 struct RowThreads {
     u32 threads;
@@ -40,7 +40,8 @@ struct RowThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
 
   private:
-    // Over groups of `lanes` lanes, a power of two.
+    // Returns in each lane How::of over `value` of its group of `lanes` neighbouring lanes, a power
+    // of two.
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
         if (lanes == WARP) {
@@ -54,8 +55,8 @@ struct RowThreads {
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
         return value;
     }
-    // How (a sum or a maximum) over the values of the threads of a row, returned in each; neutral:
-    // 0 or -inf. First over lanes by shuffles, then over the row's warps in shared memory.
+    // Returns in each thread How (Sum or Max) over `value` of all threads of the row; neutral: 0 or
+    // -inf. First over lanes by shuffles, then over the row's warps in shared memory.
     template <class How>
     __device__ __forceinline__ A over(A value, A neutral) const {
         value = over_lanes<How>(value, threads < WARP ? threads : WARP);
@@ -64,8 +65,9 @@ struct RowThreads {
             return value;
         }
         const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
+        // Each warp reduces all warps' results, on the fewest lanes that are a power of two.
         const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
-        if (used) __syncthreads();
+        if (used) __syncthreads();  // all have read the results of the call before
         used = true;
         if (lane == 0) per_warp[threadIdx.x / WARP] = value;
         __syncthreads();
@@ -83,8 +85,8 @@ struct ColumnThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
 
   private:
-    // How (a sum or a maximum) over the values of threads with one column, in each; halving
-    // blockDim.y, a power of two, each time.
+    // Returns in each thread How (Sum or Max) over `value` of all threads with its column: in each
+    // round, threads half apart along y exchange values.
     template <class How>
     __device__ __forceinline__ A over(A value) const {
         const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -93,7 +95,7 @@ struct ColumnThreads {
             __syncthreads();
             per_thread[own] = value;
             __syncthreads();
-            value = How::of(value, per_thread[own ^ (half * blockDim.x)]);
+            value = How::of(value, per_thread[own ^ (half * blockDim.x)]);  // threadIdx.y ^ half
         }
         __syncthreads();
         return value;

@@ -54,7 +54,8 @@ struct Place {
     }
 };
 
-// A thread's line, and its part of it.
+// A thread's line, and its part of it. Slot s is thread (s % threads)'s; a batch is DEPTH slots of
+// each thread, and is named by the number of its first slot. Counts and distances are of elements.
 template <int WIDTH, int DEPTH>
 struct Line {
     using Count = typename Slots<WIDTH>::Count;
@@ -72,6 +73,7 @@ struct Line {
 
     // True for the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
+    // Slots of a batch, of all threads together.
     __device__ Count span() const { return static_cast<Count>(DEPTH) * threads; }
     // Address of the line's first slot in `array`.
     template <class E>
@@ -95,6 +97,7 @@ struct Line {
     __device__ Count last_batch() const {
         return n_slots > 0 ? (n_slots - 1) / span() * span() : 0;
     }
+    // Where element i of the thread's slot u of a batch is in the line.
     __device__ Place<WIDTH> place(Count batch, int u, int i) const {
         return {head + static_cast<i64>(slot(batch, u)) * WIDTH, i};
     }
@@ -108,6 +111,7 @@ template <class E, int WIDTH, int DEPTH, bool PINNED>
 struct SlotsOf {
     E* first;
 
+    // The addresses of a thread's slots of its line in `array`.
     __device__ __forceinline__ SlotsOf(const Line<WIDTH, DEPTH>& line, E* array)
         : first(line.first_slot(array)) {
 #ifndef __CUDA_CPU__
@@ -131,26 +135,25 @@ template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Register = typename Unit::Register;
-    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Register);
+    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Register);  // registers of a slot
     using Slot = Vec<Register, WORDS>;
     // True if maxima are computed of two 2-byte elements at a time.
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
     SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
-    E fill;        // value of elements that do not exist
-    bool present;  // false: there is no array, all elements are `fill`
-    E edge;
-    Slot registers[DEPTH];
+    E fill;                 // value of elements that do not exist
+    bool present;           // false: there is no array, all elements are `fill`
+    E edge;                 // the thread's element outside slots, or `fill`
+    Slot registers[DEPTH];  // [u]: the thread's slot u of the batch that was loaded last
 
-    // Reads `array` along a line. fill: value of elements past its end; present: false if the array
-    // is null, then every element is `fill`.
+    // Prepares to read `array` along a line and loads `edge`; `load` loads batches.
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
         : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
     // Loads the thread's slots of a batch. STREAMS: by vec::load_streaming. BEFORE_STORES: by
-    // vec::load_before_stores.
+    // vec::load_before_stores. line: the thread's. Elements that do not exist are `fill`.
     template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
@@ -170,6 +173,7 @@ struct Reader {
                 registers[u] = *reinterpret_cast<const Slot*>(from);
         }
     }
+    // Element i of slot u.
     __device__ __forceinline__ Acc<E> at(int u, int i) const {
         return Unit::at(registers[u].at, i);
     }
@@ -237,8 +241,9 @@ struct Writer {
     }
 
   protected:
-    // A streaming store, so that the line's other batches stay in the cache. (A plain store of a
-    // vector of 2-byte elements is compiled to stores of 2 bytes.)
+    // Writes values[i], rounded, to element i of slot u of a batch, if it exists, by a streaming
+    // store, so that the line's other batches stay in the cache. (A plain store of a vector of
+    // 2-byte elements is compiled to stores of 2 bytes.)
     template <bool PINNED, int WIDTH, int DEPTH>
     static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
                                                  const Line<WIDTH, DEPTH>& line,
@@ -255,10 +260,10 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
     return first;
 }
 
-// Loads a line batch by batch; returns the last batch, which stays in registers. For each batch it
-// calls op.include(each, renew, largest):
+// Loads a line of the arrays that `in`, Readers, read, batch by batch; returns the last batch,
+// which stays in registers. For each batch it calls op.include(each, renew, largest):
 //
-//     each(see)        calls see(element of each array) for all elements
+//     each(see)        calls see(element of each array) for all of the thread's elements
 //     renew()          Reader::renew of each array, between one use of the elements and the next
 //     largest(least)   max(least, the first array's elements)
 //
@@ -266,11 +271,8 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
 // issue some later, to save registers. BEFORE_STORES: for lines that are loaded once.
 template <bool LOADS_FIRST = false, bool BEFORE_STORES = false, int WIDTH, int DEPTH, class Op,
           class... In>
-// Reads a line batch by batch, and calls op.include(each, renew, largest) for each: each(see) calls
-// see(x...) for the thread's elements, largest(least) returns their maximum. Returns the last
-// batch, which stays in registers.
-__device__ __forceinline__
-    typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op, In&... in) {
+__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
+                                                             In&... in) {
     typename Slots<WIDTH>::Count batch = 0;
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {
@@ -301,8 +303,10 @@ __device__ __forceinline__
     return batch;
 }
 
-// y = map(place, element of each array), batch by batch backward, from the one in registers on.
-// STREAMS: repeated loads are streaming, so that batches still to be loaded stay in the cache.
+// Writes element = map(its Place, the element of each array that `in` reads) to y, for this
+// thread's elements of the line, batch by batch backward; `batch` is the one that `read` left in
+// registers. y is a Writer, or has its `store` and `store_edge`. STREAMS: repeated loads are
+// streaming, so that batches still to be loaded stay in the cache.
 template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
@@ -331,7 +335,8 @@ struct Seat {
     i64 row;
     u32 thread;
 };
-// For `threads` threads a row: a power of two up to WARP, or the whole block.
+// The seat of the calling thread, with `threads` threads a row: a power of two up to WARP, or the
+// whole block. Blocks have consecutive rows.
 __device__ __forceinline__ Seat seat_of(u32 threads) {
     const bool shares_warp = threads <= WARP;  // then threads are a power of two
     const u32 shift = 31 - __clz(threads);
@@ -340,13 +345,16 @@ __device__ __forceinline__ Seat seat_of(u32 threads) {
     return {static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group, thread};
 }
 
-// Row `row` of n_rows rows of `length` elements, in arrays that start at a multiple of 16 bytes.
+// Row `row` of n_rows rows of `length` elements, in arrays that start at a multiple of 16 bytes,
+// for thread `thread` of the row's `threads`; a Line without elements if row >= n_rows. Edges: the
+// first `head` threads have the elements before the first vector, the next ones those after the
+// last.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
                                                      u32 threads) {
     if (row >= n_rows) return {-1, 0, 1, WIDTH, -1, 0, thread, threads, 0};
     const i64 start = row * length;
-    const i64 before = -start & (WIDTH - 1);
+    const i64 before = -start & (WIDTH - 1);  // elements up to the next multiple of WIDTH
     const i32 head = static_cast<i32>(before < length ? before : length);
     const i32 n_slots = static_cast<i32>((length - head) / WIDTH);
     const i64 in_slots = static_cast<i64>(n_slots) * WIDTH;
@@ -370,7 +378,9 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 leng
     return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
 }
 
-// Rows of exactly `threads` full batches. Threads without a row read the last one, with number -1.
+// The row of this thread, of n_rows, where rows have exactly threads * DEPTH * WIDTH elements: a
+// batch of DEPTH slots for each of its threads. Threads without a row read the last one, with
+// number -1.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
     const auto [row, thread] = seat_of(threads);
@@ -379,7 +389,9 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 thread
     return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};
 }
 
-// Lines of any stride: threads along x have neighbouring lines, threads along y share one.
+// This thread's line of an array (n_outer, length, stride): threads along x have neighbouring
+// lines, threads along y share one, threads along z have consecutive `outer`. Block number = (outer
+// / blockDim.z) * n_tiles + column / blockDim.x.
 template <int DEPTH>
 __device__ __forceinline__ Line<1, DEPTH> column_of(i64 n_outer, i64 length, i64 stride) {
     const u32 n_tiles = static_cast<u32>((stride + blockDim.x - 1) / blockDim.x);

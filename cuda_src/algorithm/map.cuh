@@ -17,14 +17,17 @@ struct Tiling {
     static constexpr int in = IN, out = OUT, share = SHARE, nbytes = NBYTES, threads = THREADS;
 };
 
-// Vector i of Y is map(vector i / SHARE of X, i % SHARE).
-// aligned: both arrays start at a multiple of 16 bytes.
+// Vector i of y, OUT elements, is map(vector i / SHARE of x, IN elements; i % SHARE). n_x, n_y:
+// elements of x and y; the last vectors may be incomplete. A block has NBYTES * THREADS bytes of
+// the larger array. aligned: both arrays start at a multiple of 16 bytes.
 template <class S, class X, class Y, class Map>
 __device__ __forceinline__ void map_vecs(bool aligned, const X* __restrict__ x, Y* __restrict__ y,
                                          i64 n_x, i64 n_y, Map map) {
     using In = Vec<X, S::in>;
     using Out = Vec<Y, S::out>;
     constexpr bool EXPANDS = sizeof(Out) * S::share > sizeof(In);
+    // Vectors of y that a thread writes. A block's begin at `first`, and i % SHARE = thread %
+    // SHARE.
     constexpr int UNROLL = S::nbytes / (EXPANDS ? sizeof(Out) : sizeof(In));
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * S::threads);
     const i64 end = first + UNROLL * S::threads;

@@ -13,7 +13,8 @@ using facts::Columns;
 using facts::Pointers;
 using facts::TensorSizes;
 
-// The tensor of a chunk, among the first n, by binary search.
+// Returns the number of the tensor that has chunk `chunk`, among the first n of a launch, by binary
+// search in sizes.first_chunk.
 template <int CAPACITY>
 __device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
     int low = 0, high = n;
@@ -34,7 +35,8 @@ struct BlockChunk {
     int tensor;
     i64 first, end, n;
 
-    // Chunk `chunk` of the list: elements [first, end) of tensor `tensor`, which has n elements.
+    // Chunk `chunk` of a launch's n_tensors tensors: elements [first, end) of tensor number
+    // `tensor`, which has n elements. sizes: elements and first chunks of all tensors.
     template <int CAPACITY>
     __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors,
                           u32 chunk = blockIdx.x) {
@@ -45,7 +47,8 @@ struct BlockChunk {
     }
 };
 
-// The array of tensor `tensor` in list k; null if the list is absent.
+// The array of tensor `tensor` in list k of a table of addresses; null if the list is absent. List
+// k's tensors are arrays.at[columns.at[k] * n_tensors + 0, 1, ...].
 template <class E, int POINTERS, int LISTS>
 __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
                                        const Columns<LISTS>& columns, int k, int tensor) {
@@ -53,12 +56,12 @@ __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
     return column < 0 ? nullptr : static_cast<E*>(arrays.at[column * columns.n_tensors + tensor]);
 }
 
-// Calls `visit` for this thread's vectors and elements of all tensors; a block has every
-// gridDim.x-th chunk. BATCHES: by reduce::visit_batches.
+// Calls visit(vector), or visit(vector of one element) outside aligned vectors, for this thread's
+// elements of all tensors; arrays.at[t] and sizes.size[t] are the address and elements of tensor t.
+// A block has every gridDim.x-th chunk of CHUNK_NBYTES; elements outside aligned vectors go with a
+// tensor's first chunk. UNROLL vectors are loaded together. BATCHES: by reduce::visit_batches.
 template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, bool BATCHES = false, int CAPACITY,
           class Visit>
-// visit(vector) or visit(element) for all elements of all tensors. A block has every gridDim.x-th
-// chunk of CHUNK_NBYTES; elements outside aligned vectors go with a tensor's first chunk.
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
                                               const TensorSizes<CAPACITY>& sizes, Visit& visit) {
     constexpr i64 VECS = CHUNK_NBYTES / 16;

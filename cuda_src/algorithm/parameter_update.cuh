@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Arrays of optimizer steps. Some may be null, outputs may be the input arrays, and a skipped step
-// copies inputs to outputs.
+// copies inputs to outputs. An Either is a number that is a launch argument or in GPU memory.
 #pragma once
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
@@ -18,6 +18,7 @@ __device__ __forceinline__ bool may_have_vecs_at(const E* array, int first) {
     return !array || range_map::has_vecs_at<WIDTH>(array, first);
 }
 
+// may_have_vecs_at of each array.
 template <int WIDTH, class... E>
 __device__ __forceinline__ bool all_may_have_vecs_at(int first, const E*... arrays) {
     return (may_have_vecs_at<WIDTH>(arrays, first) && ...);
@@ -29,8 +30,8 @@ __device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
     loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
 }
 
-// Prefetches the first NBYTES of array[first, end) into the L2 cache, a line of 128 bytes a thread:
-// for a block that reads them after it has computed the numbers of its step.
+// Prefetches the first NBYTES of elements [first, end) of `array` into the L2 cache, a line of 128
+// bytes a thread: for a block that reads them after it has computed the numbers of its step.
 template <int NBYTES, class E>
 __device__ __forceinline__ void expect(const E* array, i64 first, i64 end) {
 #ifndef __CUDA_CPU__
@@ -89,13 +90,15 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     copy.store(i, weight);
 }
 
-// Rounding of new weights in bfloat16: at random where it is on, up as often as a number is nearer to
-// what is above. Word i % 4 of Philox's block {i / 4, step} is element i's.
+// Stochastic rounding of new weights to bfloat16, used where is_on: away from 0 with a probability
+// that is the distance to the bfloat16 nearer to 0, in units of the last place. Element i is
+// rounded by word i % 4 of Philox's counter {i / 4, step} for `seed`.
 struct RandomRounding {
     u64 seed, step;
     bool is_on;
 
-    // to[i + k] = x[k] rounded at random by word i + k of Philox; four words are one draw.
+    // to[i + k] = x[k] rounded at random, k < N. A counter gives four words, so four elements from
+    // a multiple of 4 on share one.
     template <int N>
     __device__ __forceinline__ void store(__nv_bfloat16* to, i64 i, const float (&x)[N]) const {
         const philox::RandomSequence words{philox::Seed{seed}, step};
@@ -119,7 +122,8 @@ struct RandomRounding {
 
   private:
     // Bits of the bfloat16 below x in magnitude, or of the next one with a probability that is x's
-    // distance from the lower one: 16 random bits are added to the 16 bits that are cut off.
+    // distance from the lower one: 16 random bits, the upper half of `word`, are added to the 16
+    // bits that are cut off.
     static __device__ __forceinline__ u16 at_random(float x, u32 word) {
         const u32 bits = __float_as_uint(x);
         if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
@@ -128,7 +132,8 @@ struct RandomRounding {
     }
 };
 
-// put, with new weights rounded as `rounding` says; only bfloat16 is ever rounded at random.
+// As put above, but new weights in bfloat16 are rounded at random where `rounding` is on; other
+// types never are.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N],
@@ -142,20 +147,24 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     put(new_w, new_g, copy, i, weight, delta);
 }
 
-// Numbers of a step.
+// Numbers of a step: learning rate, factor that gradients were multiplied with, norm of all these
+// gradients and its limit (for clipping); update: false if the caller asks for the step to be
+// skipped.
 struct Numbers {
     double rate, loss_scale, norm, max_norm;
     bool update;
 
     __device__ bool allows_step() const { return update && step::allows_step(rate, loss_scale); }
+    // The divisor of gradients, see step::gradient_divisor.
     __device__ double gradient_divisor() const {
         return step::gradient_divisor(loss_scale, norm, max_norm);
     }
 };
 
-// Reads all numbers but max_norm by two warps, while others compute the bias corrections of the
-// moments: in one warp this would take twice as long. numbers and of_moments are in shared memory,
-// valid after a barrier.
+// Sets all of `numbers` but max_norm from launch arguments or arrays (Either), by warps 2 and 3,
+// while warps 0 and 1 compute of_moments, the bias corrections {1 - alpha^step, 1 - beta^step} (1
+// without rule.correct_bias): in one warp this would take twice as long. Both results are in shared
+// memory. Ends with __syncthreads.
 template <class Rule>
 __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
                                              const Rule& rule, const either::Either<1>& rate,
@@ -190,7 +199,7 @@ struct Parameter {
         Vec<M, N> m, v;
     };
 
-    // Elements [i, i + N) of each of the four arrays.
+    // Loads elements [i, i + N) of each of the four arrays.
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);
@@ -209,8 +218,8 @@ struct Parameter {
     }
 };
 
-// Arrays of an optimizer step without moments: weight and gradient, outputs new_w and new_g (the
-// change of the weight; may be null).
+// Arrays of an optimizer step without moments: weight and gradient, outputs new_w, new_g (the
+// change of the weight) and the low-precision `copy` of new weights; outputs may be null.
 template <class W, class G>
 struct Descent {
     const W* w;
@@ -225,6 +234,7 @@ struct Descent {
         Vec<G, N> g;
     };
 
+    // Elements before the first 16-byte boundary of w.
     __device__ int head() const { return vec::elements_to_16(w); }
     // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
@@ -246,8 +256,9 @@ struct Descent {
     }
 };
 
-// *new_step = step + 1, or step if it is skipped; wraps around at the largest. In the last launch,
-// since the others read `step`.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
+// allow none. Wraps around at the largest integer. Called in the last launch, as the others read
+// `step`.
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {

@@ -24,13 +24,15 @@ struct Tiling {
     static constexpr i64 tile = VECS * THREADS * WIDTH;
 };
 
+// True if a vector of WIDTH elements may be loaded from element `first` on: its address is aligned.
 template <int WIDTH, class E>
 __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
-// Maps this thread's vectors of N of the elements [first, end): MANY of them,
-// THREADS vectors apart.
+// By `map`, loads, then stores, this thread's MANY vectors of N elements from `first` on, THREADS
+// vectors apart; those from `end` on are left out. Vectors lie before `end` as a whole or not at
+// all.
 template <int N, int MANY, int THREADS, class Map>
 __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
     typename Map::template Loaded<N> loaded[MANY];
@@ -43,8 +45,10 @@ __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
         if (i + u * (THREADS * N) < end) map.store(loaded[u], i + u * (THREADS * N));
 }
 
-// Maps the elements [first, end) of n by this block: by vectors if those of all arrays are aligned
-// at the same elements, and single elements before the first and after the last.
+// Calls `map` for a block's elements [first, end) of arrays of n: one by one, or by vectors if
+// those of all arrays are aligned at the same elements. Then the block's are [first, end) + head,
+// so that they begin with a vector; the block with element 0 maps the first `head` of all one by
+// one, and the one with end == n those after the last whole vector.
 template <class S, class Map>
 __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i64 n) {
     constexpr int WIDTH = S::width, THREADS = S::threads;
@@ -55,7 +59,7 @@ __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i6
         return;
     }
     if (first == 0) map_some<1, 1, THREADS>(map, 0, head < n ? head : n);
-    const i64 whole = n <= head ? head : head + (n - head) / WIDTH * WIDTH;
+    const i64 whole = n <= head ? head : head + (n - head) / WIDTH * WIDTH;  // end of all vectors
     const i64 last = end + head < whole ? end + head : whole;
 #pragma unroll 1
     for (i64 i = first + head; i < last; i += S::tile)

@@ -17,8 +17,8 @@ using zeroed::Zeroed;
 
 // ---- threads and blocks -------------------------------------------------------------------------
 
-// The sum over groups of `lanes` lanes, a power of two, for each lane of the
-// group. All lanes call it.
+// Returns in each lane the sum of `value` over its group of `lanes` neighbouring lanes, a power of
+// two. All lanes of the warp call it.
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 #pragma unroll 1
@@ -35,7 +35,8 @@ struct BlockScratch {
     alignas(16) A per_warp[warps];
 };
 
-// The sum over a block, for each of its threads.
+// Returns in each thread the sum of `value` over the block; scratch: shared memory. All threads
+// call it.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratch) {
     value = sum_lanes(value, WARP);
@@ -66,8 +67,8 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
-// partials[0] + partials[stride] + ..., n values that other blocks have written, in a fixed order;
-// for each thread.
+// Returns in each thread partials[0] + partials[stride] + ..., n values that other blocks have
+// written, in a fixed order. scratch: shared memory.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
                                           BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
@@ -96,8 +97,6 @@ struct Range {
     i64 n, n_vecs;
     int head;
 
-    // The n elements at `from`: `head` elements before the first multiple of 16 bytes, n_vecs
-    // vectors, and the rest.
     __device__ Range(const E* from, i64 n) : from(from), n(n) {
         const int before = vec::elements_to_16(from);
         head = before < n ? before : static_cast<int>(n);
@@ -107,13 +106,12 @@ struct Range {
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// Those of the vectors [first, first + span) that the range has; span < 2^31.
+// The vectors [first, first + span) of a range, as far as it has them: n at `from`; span < 2^31.
 template <class V>
 struct Span {
     const V* from;
     u32 n;
 
-    // At most `span` vectors of a range, from vector `first` on.
     template <class E>
     __device__ __forceinline__ Span(const Range<E, V>& range, i64 first, i64 span)
         : from(reinterpret_cast<const V*>(range.from + range.head) + first) {
@@ -122,8 +120,8 @@ struct Span {
     }
 };
 
-// Calls visit(vector) for vectors thread, thread + n_threads, ... of a span, UNROLL of
-// them loaded together.
+// Calls visit(vector) for vectors thread, thread + n_threads, ... of the vectors [first, first +
+// span) of a range, UNROLL of them loaded together.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, i64 span,
                                            u32 thread, u32 n_threads, Visit& visit) {
@@ -140,8 +138,9 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// visit_vecs for a visitor with visit.all(UNROLL vectors); if that returns false, visit is called
-// for each of them.
+// visit_vecs, with the same arguments, for a visitor with visit.all(UNROLL vectors), which is tried
+// first; if it returns false, or there are not so many vectors left, visit is called for each of
+// them.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {
@@ -164,7 +163,8 @@ __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 firs
     }
 }
 
-// Calls visit(element) for this thread's elements before and after the vectors.
+// Calls visit(vector of one element) for elements thread, thread + n_threads, ... before the
+// range's vectors, and of those after them.
 template <class E, class V, class Visit>
 __device__ __forceinline__ void visit_edges(const Range<E, V>& range, u32 thread, u32 n_threads,
                                             Visit& visit) {

@@ -31,8 +31,9 @@ struct LineWriter : Writer<E> {
     }
 };
 
-// Online softmax: max = maximum of a line, sum = sum of e^(x - max), in one pass. For a line of
-// only -inf, or with +inf, the sum is such that all results are NaN.
+// Online softmax: max = maximum of a line, sum = sum of e^(x - max), in one pass: first of a
+// thread's elements (include), then of the whole line (join). For a line of only -inf, or with
+// +inf, the sum is such that all results are NaN.
 template <class A>
 struct OnlineSum {
     A max = negative_infinity<A>();
@@ -42,7 +43,8 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    // Adds a batch of the thread's elements; see lines::read.
+    // Adds a batch of the thread's elements: each(see), largest(least) as in lines::read. A larger
+    // maximum than before scales the earlier sum by e^(before - now).
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew&,
                                             const Largest& largest) {
@@ -52,7 +54,8 @@ struct OnlineSum {
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });
     }
-    // Combines the maxima and sums of the line's threads.
+    // Sets max and sum to those of the line, in each of its threads; threads: a RowThreads or
+    // ColumnThreads.
     template <class Threads>
     __device__ __forceinline__ void join(const Threads& threads) {
         const A own = max;

@@ -17,10 +17,11 @@ namespace cto::tensor_core {
 template <class E>
 constexpr int K = sizeof(E) == 2 ? 16 : 8;
 
-using A = u32[4];
-using B = u32[2];
+using A = u32[4];  // a lane's words of A
+using B = u32[2];  // a lane's words of B; its four of D are float[4]
 
-// A float rounded to the 10 bits of a TF32's mantissa, ties away from zero.
+// x rounded to the 10 bits of a TF32's mantissa, ties away from zero: 0x1000 is half of its last
+// bit, the lower 13 bits are cut off.
 __device__ __forceinline__ float to_tf32(float x) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
     const u32 bits = __float_as_uint(x);
@@ -36,7 +37,9 @@ __device__ __forceinline__ float to_tf32(float x) {
 // ---- fragments from shared memory ---------------------------------------------------------------
 
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
-// ldmatrix.x4: four matrices of 8 rows of 16 bytes; lane l passes the address of row l.
+// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes, one to each of w0 to w3; lane l passes
+// the address of row l % 8 of matrix l / 8. Lane 4 g + t gets word t of row g, or, TRANSPOSED, the
+// 2-byte elements 2 t and 2 t + 1 of column g.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
     const u32 from = static_cast<u32>(__cvta_generic_to_shared(row));
@@ -51,7 +54,7 @@ __device__ __forceinline__ void load_matrices(const void* row, u32& w0, u32& w1,
 }
 #endif
 
-// A word of P neighbouring k, `step` elements apart in memory.
+// A fragment's word: *from, a float, or the 2-byte elements from[0] (lower half) and from[step].
 template <class E>
 __device__ __forceinline__ u32 word_at(const E* from, int step) {
     if constexpr (sizeof(E) == 4)
@@ -60,13 +63,16 @@ __device__ __forceinline__ u32 word_at(const E* from, int step) {
         return bits_of(from[0]) | static_cast<u32>(bits_of(from[step])) << 16;
 }
 
-// The offset that this lane passes to load_a. Element (row, k) of A is at row * pitch + k if
-// BY_ROWS, else at k * pitch + row; rows of memory begin at multiples of 16 bytes.
+// The offset, in elements from the fragment's first, that this lane passes to load_a: with ldmatrix
+// (2-byte elements) of the row of 16 bytes that it loads, else of its first word. Element (row, k)
+// of A is at row * pitch + k if BY_ROWS, else at k * pitch + row; rows of memory begin at multiples
+// of 16 bytes.
 template <class E, bool BY_ROWS>
 __device__ __forceinline__ int place_in_a(int pitch) {
     const int lane = threadIdx.x % WARP;
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
     if constexpr (sizeof(E) == 2) {
+        // Matrices 0 to 3 are words 0 to 3: rows + 8 in odd ones, k + 8 in the last two.
         const int low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
         return BY_ROWS ? (low + middle) * pitch + high : (low + high) * pitch + middle;
     }
@@ -74,13 +80,15 @@ __device__ __forceinline__ int place_in_a(int pitch) {
     const int k = lane % 4 * static_cast<int>(4 / sizeof(E)), row = lane / 4;
     return BY_ROWS ? row * pitch + k : k * pitch + row;
 }
-// The offset that this lane passes to load_b. Element (k, column) of B is at column * pitch + k if
-// BY_COLUMNS, else at k * pitch + column.
+// The offset, in elements, that this lane passes to load_b. Element (k, column) of B is at column *
+// pitch + k if BY_COLUMNS, else at k * pitch + column.
 template <class E, bool BY_COLUMNS>
 __device__ __forceinline__ int place_in_b(int pitch) {
     const int lane = threadIdx.x % WARP;
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
     if constexpr (sizeof(E) == 2) {
+        // Matrices 0 to 3 are b[0], b[1], next[0], next[1]: k + 8 in odd ones, columns + 8 in
+        // `next`.
         const int low = lane % 8, middle = lane / 8 % 2 * 8, high = lane / 16 * 8;
         return BY_COLUMNS ? (low + high) * pitch + middle : (low + middle) * pitch + high;
     }
@@ -89,7 +97,8 @@ __device__ __forceinline__ int place_in_b(int pitch) {
     return BY_COLUMNS ? column * pitch + k : k * pitch + column;
 }
 
-// Loads the fragment a; `from` is at the lane's place_in_a.
+// Loads the fragment a (16 x K); `from` is the address of its first element + place_in_a. pitch: in
+// elements.
 template <bool BY_ROWS, class E>
 __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -104,7 +113,8 @@ __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
     for (int i = 0; i < 4; ++i)
         a[i] = word_at(from + i / 2 * (4 * P * of_k) + i % 2 * 8 * of_row, of_k);
 }
-// Loads the fragment b, and `next` of the 8 columns after it; `from` is at the lane's place_in_b.
+// Loads the fragment b (K x 8), and `next` of the 8 columns after it; `from` is the address of b's
+// first element + place_in_b. pitch: in elements.
 template <bool BY_COLUMNS, class E>
 __device__ __forceinline__ void load_b(const E* from, int pitch, B& b, B& next) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -133,7 +143,10 @@ __device__ __forceinline__ void widen(u32 word, float (&to)[P]) {
         vec::widen<E>(&word, to);
 }
 
-// d += A B: a lane gets each of its two rows of A, and two columns of B, from four lanes.
+// d += A B: a lane gets each of its two rows of A, and two columns of B, from four lanes. Lane 4 g
+// + t has rows g and g + 8 and columns 2 t and 2 t + 1 of D; in round (half, j) it gets the P
+// products' k from P j + 4 P half on: of A from lane 4 g + j, of B's column 2 t + i from lane 4 (2
+// t + i) + j.
 template <class E>
 __device__ __forceinline__ void multiply_by_shuffles(float (&d)[4], const A& a, const B& b) {
     constexpr int P = 4 / sizeof(E);
@@ -166,7 +179,7 @@ __device__ __forceinline__ void multiply_by_shuffles(float (&d)[4], const A& a, 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 #endif
 
-// D += A B
+// d += A B, of the fragments a and b; all lanes of the warp call it.
 template <class E>
 __device__ __forceinline__ void multiply(float (&d)[4], const A& a, const B& b) {
 #if defined(__CUDA_CPU__)

@@ -6,9 +6,11 @@
 namespace cto::transpose {
 
 constexpr int SIDE = facts::TRANSPOSED_SIDE, THREADS = facts::TRANSPOSING_THREADS;
-constexpr int AT_ONCE = THREADS / SIDE;
+constexpr int AT_ONCE = THREADS / SIDE;  // rows of a tile that the block's threads load together
 
-// to[n][x][y] = from[n][y][x], y < height, x < width; a block has SIDE x SIDE elements.
+// to[n][x][y] = from[n][y][x], y < height, x < width. Block (n * down + y / SIDE) * across + x /
+// SIDE has a tile of SIDE x SIDE elements, which goes through shared memory, so that neighbouring
+// threads have neighbouring elements in loads and in stores. A column more avoids bank conflicts.
 template <class E>
 __device__ __forceinline__ void swap_last(const E* from, E* to, i64 height, i64 width) {
     __shared__ E tile[SIDE][SIDE + 1];

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT
 // FlashAttention and its gradient.  CPU provider: cupy_training_ops/families/attention/reference.py
 //
-//     S = scale Q K^T, bent and masked     P = e^(S - LSE)     Y = P V
-//     dS = P (dY V^T - sum of dY Y)     dV = P^T dY     dQ = scale dS K     dK = scale dS^T Q
+//     S = scale Q K^T, softcapped and masked     LSE = log(sum of e^S), over keys
+//     P = e^(S - LSE)     Y = P V     slope = sum of dY Y, over a row
+//     dS = P (dY V^T - slope)     dV = P^T dY     dQ = scale dS K     dK = scale dS^T Q
 //
-// A block has some rows in shared memory and goes over tiles of others: queries over keys, for Y and
-// for dQ; keys over queries, for dK and dV. Scores exist only in registers, and are computed again
-// for gradients. Sums have a fixed order.
+// A block has some rows in shared memory and goes over tiles of others: queries over keys, for Y
+// and for dQ; keys over queries, for dK and dV. Scores exist only in registers, and are computed
+// again for gradients. Sums have a fixed order.
+//
+// facts::Problem states the shapes of q, k, v and mask; y and dy are like q with v's width, lse and
+// slopes are (batch, heads, queries), ds is (batch, heads, queries, keys). mask is of bools, true
+// for keys that are seen, or, if problem.mask is ADDENDS, of T, added to S; it may be null. So may
+// lengths, the number of keys of each batch entry. Null outputs are not written.
 #include "attention/scores.cuh"
 
 namespace cto {
@@ -15,11 +21,14 @@ using namespace attention::scores;
 using slots::ACC;
 static_assert(ARE_SAME<ACC, Sum>);
 
-// Blocks of a multiprocessor, at least; without a number the compiler was seen to spill.
+// Blocks that fit a multiprocessor at once, at least (launch bounds): without a number the compiler
+// was seen to spill registers.
 constexpr int RESIDENT = 2, MORE_RESIDENT = PLAIN ? 3 : 2;
 
-// The tiles that a block goes over: STAGES pairs of them, so that one is copied while another is
-// read. load(stage, i) begins the copies of tile i, use(stage, i) reads them.
+// Loops over tiles first .. end - 1 of a block: load(stage, i) begins asynchronous copies of the
+// pair of tiles i to buffer `stage` of shared memory, use(stage, i) reads it once they have
+// arrived. With STAGES = 2 buffers tile i + 1 is copied while tile i is read; with 1 it is copied
+// afterwards.
 template <class Load, class Use>
 __device__ __forceinline__ void go_over(int first, int end, const Load& load, const Use& use) {
     if (first < end) load(0, first);
@@ -31,9 +40,9 @@ __device__ __forceinline__ void go_over(int first, int end, const Load& load, co
             async_copy::commit();
         }
         async_copy::wait<STAGES - 1>();
-        __syncthreads();
+        __syncthreads();  // all threads' copies of tile i have arrived
         use(stage, i);
-        __syncthreads();
+        __syncthreads();  // all threads have read it: its buffer may be written
         if constexpr (STAGES == 1) {
             if (i + 1 < end) load(0, i + 1);
             async_copy::commit();
@@ -42,21 +51,28 @@ __device__ __forceinline__ void go_over(int first, int end, const Load& load, co
     async_copy::wait<0>();
 }
 
-// The sum over the four lanes that have a row.
+// The sum of x over the four lanes 4 g .. 4 g + 3 that share a row of sums (tiles.cuh), in each.
 __device__ __forceinline__ Sum sum_of_row(Sum x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
+// The maximum of x over those four lanes, in each.
 __device__ __forceinline__ Sum largest_of_row(Sum x) {
     x = max(x, __shfl_xor_sync(ALL_LANES, x, 1));
     return max(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
-// A row's logarithm in units of UNIT, infinite where e^(S - LSE) is to be 0.
+// lse * UNIT, so that power(S * UNIT - it) = e^(S - lse); infinity for a row without keys (lse =
+// -inf), whose e^(S - lse) is to be 0.
 __device__ __forceinline__ Sum subtrahend(Sum lse) {
     return lse == -infinity() ? infinity() : lse * UNIT;
 }
 
+// Online softmax of a warp's queries, BANDS x 16 rows, over tiles of LENGTH keys. [m][half] is row
+// 16 m + g + 8 half of lane 4 g + t (tiles.cuh). ROWS: queries of a block.
+//     largest   maximum of the row's scores so far, not yet multiplied by `factor`
+//     total     this lane's part of the sum of p = power(score * factor - largest * factor)
+//     sums      the row's sum of p V, not yet divided by the sum of p
 template <int BANDS>
 struct Forward {
     static constexpr int BAND_ROWS = BANDS * BAND, ROWS = BAND_ROWS * WARPS;
@@ -64,6 +80,7 @@ struct Forward {
     Sums<BANDS, HEAD> sums;
     Sum largest[BANDS][2], total[BANDS][2];
 
+    // The state before the first tile of keys.
     __device__ __forceinline__ Forward() {
         for_each<BANDS, HEAD>([&](int m, int n, int i, int, int) { sums[m][n][i] = 0; });
 #pragma unroll
@@ -71,7 +88,10 @@ struct Forward {
 #pragma unroll
             for (int half = 0; half < 2; ++half) largest[m][half] = -infinity(), total[m][half] = 0;
     }
-    // Includes the scores of a tile of keys, and its values.
+    // Adds a tile of keys: `scores` of the warp's queries with them, which become p; `values`,
+    // their rows of V in shared memory. factor: by which scores are multiplied before power. Where
+    // a row's maximum grows, its sums so far are multiplied by `before` = e^(old maximum - new
+    // one).
     __device__ __forceinline__ void include(Sums<BANDS, LENGTH>& scores, const T* values,
                                             Sum factor) {
 #pragma unroll
@@ -102,7 +122,8 @@ struct Forward {
     }
 };
 
-// The sum of a b over the elements of a row, which four lanes share.
+// The sum of a[i] b[i] for i < width, in each of four neighbouring lanes, which pass the same a and
+// b, rows in global memory. Each lane reads every fourth vector.
 __device__ __forceinline__ Sum product_of_rows(const T* a, const T* b, int width) {
     Sum sum = 0;
     for (int first = threadIdx.x % 4 * WIDTH; first < width; first += 4 * WIDTH) {
@@ -114,7 +135,9 @@ __device__ __forceinline__ Sum product_of_rows(const T* a, const T* b, int width
     return sum_of_row(sum);
 }
 
-// ds = steps, from a query and a key on.
+// Writes the warp's tile of dS, BANDS x 16 queries by N keys: ds[query + row][key + column] = steps
+// of that row and column, where both exist; `query` and `key` are the first of the tile, in the
+// head's part of ds.
 template <int BANDS, int N>
 __device__ __forceinline__ void store_steps(T* ds, const Head& head, int query, int key,
                                             const Sums<BANDS, N>& steps) {
@@ -129,8 +152,10 @@ __device__ __forceinline__ void store_steps(T* ds, const Head& head, int query, 
 
 using namespace cto;
 
-// y and lse of ROWS queries of a head. A block for each, the last queries first: if it is causal,
-// they have the most keys.
+// Writes y = softmax(S) V and lse = log(sum of e^S) of ROWS queries of a head. There is a block for
+// each ROWS queries of each batch entry and head, the last queries first: if it is causal, they
+// have the most keys. Shared memory: the block's rows of Q, then STAGES pairs of tiles {K, V}, each
+// row of PITCH elements. A warp has BAND_ROWS of the queries.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     attention__forward(const T* q, const T* k, const T* v, const void* mask, const i64* lengths,
                        T* y, ACC* lse, const __grid_constant__ Problem problem) {
@@ -161,8 +186,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             const T* const tile = tiles + stage * 2 * LENGTH * PITCH;
             Sums<FORWARD_BANDS, LENGTH> scores;
             multiply_rows<FORWARD_BANDS, LENGTH>(scores, q_tile + warp_row * PITCH, tile);
-            score<false, FORWARD_BANDS, LENGTH>(scores, head, mask, first_query + warp_row,
-                                                i * LENGTH, [](int, int, int, Sum) {});
+            score</*BY_KEYS=*/false, FORWARD_BANDS, LENGTH>(scores, head, mask,
+                                                            first_query + warp_row, i * LENGTH,
+                                                            /*bent=*/[](int, int, int, Sum) {});
             rule.include(scores, tile + LENGTH * PITCH, factor);
         });
 
@@ -185,8 +211,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                               });
 }
 
-// slopes[query] = sum of dy y, and dq of ROWS queries of a head. Where there is ds, its elements are
-// the derivatives by what the mask is added to; if it is causal, those of hidden keys are 0.
+// Writes slopes[query] = sum of dy y, and dq, of ROWS queries of a head. There is a block for each
+// ROWS queries of each batch entry and head, the last queries first. ds, where it is not null,
+// takes the gradient of the softcapped scores, to which the mask is added: 0 for keys that a causal
+// query does not see. Shared memory: the block's rows of Q and dY, then STAGES pairs of tiles {K,
+// V}.
 extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
     attention__gradient_of_queries(const T* dy, const T* q, const T* k, const T* v, const T* y,
                                    const ACC* lse, const void* mask, const i64* lengths, T* dq,
@@ -239,17 +268,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
             const T* const tile = tiles + stage * 2 * LENGTH * PITCH;
             const int row = first_query + warp_row;
             Sums<BANDS, LENGTH> scores, steps;
-            for (int pass = PLAIN || ds == nullptr; pass < 2;
-                 ++pass) {  // the first one is for ds alone
+            // Pass 0, where ds is wanted, leaves out the softcap's derivative; pass 1 has it.
+            for (int pass = PLAIN || ds == nullptr; pass < 2; ++pass) {
                 multiply_rows<BANDS, LENGTH>(scores, q_tile + warp_row * PITCH, tile);
                 multiply_rows<BANDS, LENGTH>(steps, dy_tile + warp_row * PITCH,
                                              tile + LENGTH * PITCH);
                 for_each<BANDS, LENGTH>(
                     [&](int m, int n, int i, int, int) { steps[m][n][i] -= slope[m][i / 2]; });
-                score<false, BANDS, LENGTH>(scores, head, mask, row, i * LENGTH,
-                                            [&](int m, int n, int i, Sum bend) {
-                                                if (pass == 1) steps[m][n][i] *= bend;
-                                            });
+                score</*BY_KEYS=*/false, BANDS, LENGTH>(scores, head, mask, row, i * LENGTH,
+                                                        [&](int m, int n, int i, Sum bend) {
+                                                            if (pass == 1) steps[m][n][i] *= bend;
+                                                        });
                 for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int) {
                     steps[m][n][i] *= power(scores[m][n][i] * factor - logarithm[m][i / 2]);
                 });
@@ -262,7 +291,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MORE_RESIDENT)
                           [&](int, int) { return static_cast<Sum>(problem.scale); });
 }
 
-// dk and dv of ROWS keys of a head: sums over the queries of all heads that share it.
+// Writes dk and dv of ROWS keys of a head of K: sums over the queries of the `group` query heads
+// that share it (grouped-query attention). There is a block for each ROWS keys of each batch entry
+// and head of K. Shared memory: the block's rows of K and V, STAGES pairs of tiles {Q, dY}, and for
+// each stage the LENGTH queries' `subtrahend`s, then their slopes. Rows of sums are keys, columns
+// queries.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     attention__gradient_of_keys(const T* dy, const T* q, const T* k, const T* v, const ACC* lse,
                                 const ACC* slopes, const void* mask, const i64* lengths, T* dk,
@@ -282,7 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     Head head(problem, lengths, batch * problem.heads + number * group, problem.heads);
     const int first_head = head.head;
 
-    // Of each head the tiles from `first` on; the first of these queries is the first to see a key.
+    // Step i of the loop is tile first + i % n_tiles of the group's head i / n_tiles. Tiles before
+    // `first` have no query that sees the block's first key.
     const int first = problem.is_causal ? max(0, first_key - head.offset) / LENGTH : 0;
     const int n_tiles = max(0, (problem.queries + LENGTH - 1) / LENGTH - first);
     const int end = first_key < head.limit ? group * n_tiles : 0;
@@ -317,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             multiply_rows<BANDS, LENGTH>(steps, v_tile + warp_row * PITCH, tile + LENGTH * PITCH);
             for_each<BANDS, LENGTH>(
                 [&](int m, int n, int i, int, int column) { steps[m][n][i] -= slope[column]; });
-            score<true, BANDS, LENGTH>(
+            score</*BY_KEYS=*/true, BANDS, LENGTH>(
                 scores, head, mask, first_key + warp_row, (first + i % n_tiles) * LENGTH,
                 [&](int m, int n, int i, Sum bend) { steps[m][n][i] *= bend; });
             for_each<BANDS, LENGTH>([&](int m, int n, int i, int, int column) {

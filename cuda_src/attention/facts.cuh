@@ -46,36 +46,44 @@
 
 namespace cto::facts::attention {
 
-// Rows that a warp multiplies at once
+// Rows (queries or keys) of a band, which a warp multiplies at once
 constexpr int BAND = 16;
-// Of rows, and of elements in one of all heads: so that they and their sums have 32 bits. Numbers of
-// keys beyond it, or below its opposite, are read as it.
+// Most rows, and most elements of a row of all heads, so that these numbers and sums of two fit
+// into 32 bits. Numbers of keys in nonpad_kv_seqlen are clipped to [-MAX_EXTENT, MAX_EXTENT].
 constexpr int MAX_EXTENT = 1073741824;
-// Elements of a head in shared memory: a multiple of 32
+// Elements of a head's row in shared memory, filled up with zeros: 32, 64, ...
 constexpr int HEAD = CTO_HEAD;
-// 1: every row starts at a multiple of 16 bytes, and ends at one
+// 1: every row of every array begins and ends at a multiple of 16 bytes
 constexpr int ALIGNED = CTO_ALIGNED;
-// 1: tensor cores multiply
+// 1: tensor cores multiply, by fragments of matrices
 constexpr int FRAGMENTS = CTO_FRAGMENTS;
-// 1: neither mask nor softcap nor a mask's gradient; a scale above 0
+// 1: there is no mask, no mask's gradient and no softcap, and scale > 0
 constexpr int PLAIN = CTO_PLAIN;
-// Of a block
+// Warps of a block
 constexpr int WARPS = CTO_WARPS;
-// Pairs of tiles in shared memory that a block goes over
+// Buffers in shared memory for the tiles that a block loops over: 1 or 2
 constexpr int STAGES = CTO_STAGES;
-// Of a warp
+// Bands of queries of a warp, in the forward kernel
 constexpr int FORWARD_BANDS = CTO_FORWARD_BANDS;
-// Rows of a tile that a block goes over
+// Keys of a tile that a block of the forward kernel loops over
 constexpr int FORWARD_LENGTH = CTO_FORWARD_LENGTH;
+// Bands of a warp, in the gradient kernels
 constexpr int GRADIENT_BANDS = CTO_GRADIENT_BANDS;
+// Rows of a tile that a block of a gradient kernel loops over
 constexpr int GRADIENT_LENGTH = CTO_GRADIENT_LENGTH;
+// Values of the field `mask` of Problem: there is no mask
 constexpr int NO_MASK = 0;
+// A boolean mask: True where a query sees a key
 constexpr int BOOLEANS = 1;
+// A mask of numbers that are added to scores
 constexpr int ADDENDS = 2;
 
 // Extents of Q (batch, heads, queries, width), K (batch, kv_heads, keys, width) and V (batch,
-// kv_heads, keys, v_width); is_flat: heads lie in the last dimension. Steps of the mask are between
-// its batches, heads, queries and keys, 0 where it has one for all; it hides keys from mask_keys on.
+// kv_heads, keys, v_width); is_flat: arrays are (batch, row, head, width) instead. is_causal: a
+// query sees no later keys. scores = scale Q K^T, with softcap (0: none) softcap tanh(scores /
+// softcap). mask: NO_MASK, BOOLEANS or ADDENDS. mask_batch, mask_head, mask_query, mask_key:
+// elements from a batch, head, query or key of the mask to the next, 0 where the mask has one for
+// all. No query sees the keys from mask_keys on.
 struct Problem {
     int heads;
     int kv_heads;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Scores of queries and keys: scaled, bent by a softcap, masked. power(factor score) is e to what the
-// operator calls a score: plain ones are products that are not yet scaled.
+// Scores of queries and keys: products q.k, scaled, softcapped (softcap tanh(x / softcap)) and
+// masked.
+//
+// Scores are computed in units of 1 / UNIT, so that e^score is one instruction: power(factor *
+// stored score) = e^score. PLAIN (no softcap, no mask): stored scores are the bare products, factor
+// = scale UNIT. Else they are scaled already, and factor = 1.
 #pragma once
 #include "attention/tiles.cuh"
 #include "math/exp.cuh"
@@ -9,12 +13,12 @@ namespace cto::attention::scores {
 
 using namespace tiles;
 
-// power(x UNIT) = e^x.
+// power(x UNIT) = e^x: UNIT is log2(e) where power is 2^x, in float; 1 where it is e^x, in double.
 constexpr Sum UNIT = sizeof(Sum) == 4 ? 1.4426950408889634 : 1.0;
 __device__ __forceinline__ float power(float x) { return exp2f(x); }
 __device__ __forceinline__ double power(double x) { return math::exp::exponential(x); }
 
-// What scores are multiplied with before power; positive.
+// The positive factor by which stored scores are multiplied before power.
 __device__ __forceinline__ Sum factor_of(const Problem& problem) {
     if constexpr (PLAIN) return static_cast<Sum>(problem.scale * UNIT);
     return 1;
@@ -22,13 +26,16 @@ __device__ __forceinline__ Sum factor_of(const Problem& problem) {
 
 __device__ __forceinline__ Sum infinity() { return __int_as_float(0x7F800000); }
 
-// Where a block is, and which keys its queries see.
+// The batch entry and head of Q that a block works on, and which keys its queries see.
 struct Head {
     const Problem& problem;
-    int batch, head;  // of queries
-    int limit;        // keys
-    int offset;       // query i sees keys up to i + offset, if it is causal
+    int batch, head;  // head of Q
+    int limit;        // keys from this one on are seen by no query
+    int offset;       // query i sees keys 0 .. i + offset, if it is causal
 
+    // Head `number` % heads of batch entry `number` / heads. heads: of a batch entry. lengths:
+    // null, or the number of keys of each batch entry; the last query then sees up to the last of
+    // them.
     __device__ Head(const Problem& of, const i64* lengths, int number, int heads)
         : problem(of), batch(number / heads), head(number % heads), limit(of.keys), offset(0) {
         if (lengths != nullptr) {
@@ -39,41 +46,48 @@ struct Head {
         }
         if (of.mask != NO_MASK) limit = min(limit, of.mask_keys);
     }
-    // The rows of an array that has `heads` heads.
+    // Where the n rows of `width` elements of head `number` of `heads` lie in an array (batch,
+    // heads, n, width), or, if is_flat, (batch, n, heads * width).
     __device__ Rows rows(int heads, int number, int n, int width) const {
         const i64 before = static_cast<i64>(batch) * heads * n * width;
         if (problem.is_flat)
             return {before + static_cast<i64>(number) * width, heads * width, n, width};
         return {before + static_cast<i64>(number) * n * width, width, n, width};
     }
+    // The rows of this head of Q, or of an array like it.
     __device__ Rows queries(int width) const {
         return rows(problem.heads, head, problem.queries, width);
     }
+    // The rows of the head of K or V that this head of Q uses.
     __device__ Rows keys(int width) const {
         const int number = head / (problem.heads / problem.kv_heads);
         return rows(problem.kv_heads, number, problem.keys, width);
     }
-    // A query's place in an array of one number for each.
+    // Index of a query's element in an array (batch, heads, queries).
     __device__ i64 place(int query) const {
         return (static_cast<i64>(batch) * problem.heads + head) * problem.queries + query;
     }
-    // Keys that a query sees: those before this one.
+    // Returns how many keys, the first ones, the query sees, but for those that `mask` hides.
     __device__ int bound(int query) const {
         if (query >= problem.queries) return 0;
         return problem.is_causal ? min(limit, query + offset + 1) : limit;
     }
-    // True if all pairs of a tile are seen.
+    // True if each of n_queries queries from `query` on sees all of n_keys keys from `key` on.
     __device__ bool are_seen(int query, int n_queries, int key, int n_keys) const {
         return key + n_keys <= min(bound(query), bound(query + n_queries - 1));
     }
-    // Keys up to the last one that these queries see.
+    // The first key that none of n_queries queries from `query` on sees, nor any later one.
     __device__ int end(int query, int n_queries) const {
         return problem.is_causal ? min(limit, query + n_queries + offset) : limit;
     }
 };
 
-// Turns products of a query and a key into scores. BY_KEYS: rows are keys, columns queries. `bent`
-// is called with (m, n, i, slope) where there is a softcap, slope the derivative by the product.
+// Turns a warp's products of BANDS x 16 rows and N columns, of the batch entry and head `head`,
+// into scores in place, times UNIT unless PLAIN; -inf for a pair that is not seen or is masked.
+// BY_KEYS: rows are keys, columns queries; else the other way round. first_row, first_column:
+// numbers of the tile's first row and column (query or key). Where there is a softcap, calls
+// bent(m, n, i, slope) for each product, slope = the derivative of softcap tanh(x / softcap) by x =
+// 1 - tanh^2.
 template <bool BY_KEYS, int BANDS, int N, class Bent>
 __device__ __forceinline__ void score(Sums<BANDS, N>& products, const Head& head, const void* mask,
                                       int first_row, int first_column, const Bent& bent) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Products of tiles of rows in shared memory. A warp has BANDS bands of 16 rows; its sums lie as
-// fragments D of algorithm/tensor_core.cuh do: sums[m][n][i] of lane 4 g + t is
+// Products of tiles of rows in shared memory. A warp has BANDS x 16 rows of the result (a band is
+// 16 rows); its sums lie as fragments D of algorithm/tensor_core.cuh do: sums[m][n][i] of lane 4 g
+// + t is
 //
 //     row 16 m + g + 8 (i / 2), column 8 n + 2 t + i % 2
 //
@@ -19,12 +20,16 @@ using Sum = Acc<T>;
 
 constexpr int THREADS = WARPS * WARP;
 constexpr int WIDTH = vec::WIDTH<T>;
-constexpr int PITCH = HEAD + WIDTH;  // of rows in shared memory: banks differ
+// Elements from a row to the next in shared memory: 16 bytes beyond HEAD, so that the rows' vectors
+// lie in different banks.
+constexpr int PITCH = HEAD + WIDTH;
 
+// A lane's part of a warp's BANDS x 16 rows and N columns of sums.
 template <int BANDS, int N>
 using Sums = Sum[BANDS][N / 8][4];
 
-// Calls each(m, n, i, row, column) for the lane's elements of BANDS x 16 rows and N columns.
+// Calls each(m, n, i, row, column) for the lane's elements [m][n][i] of Sums, at (row, column) of
+// the warp's BANDS x 16 rows and N columns.
 template <int BANDS, int N, class Each>
 __device__ __forceinline__ void for_each(const Each& each) {
     const int lane = threadIdx.x % WARP, row = lane / 4, column = lane % 4 * 2;
@@ -37,13 +42,15 @@ __device__ __forceinline__ void for_each(const Each& each) {
                 each(m, n, i, m * BAND + row + i / 2 * 8, n * 8 + column + i % 2);
 }
 
-// An array's rows of one head.
+// Where the n rows of one head lie in an array: row r is elements first + r * pitch + [0, width).
 struct Rows {
-    i64 first;  // in elements
+    i64 first;
     int pitch, n, width;
 };
 
-// Begins to copy LENGTH rows from row `first` on; what does not exist is 0.
+// The block begins to copy LENGTH rows of an array `from`, row `first` of a head and those after
+// it, to `tile` in shared memory, rows of HEAD elements PITCH apart; rows from n on and elements
+// from width on are 0. async_copy::wait and a barrier have to follow.
 template <int LENGTH>
 __device__ __forceinline__ void load_rows(T* tile, const T* from, const Rows& rows, int first) {
     constexpr int IN_ROW = HEAD / WIDTH;
@@ -64,7 +71,9 @@ __device__ __forceinline__ void load_rows(T* tile, const T* from, const Rows& ro
     }
 }
 
-// to's row of each sum = sums * factor(m, half): rows from `first` on, of the warp.
+// Writes the warp's rows of results to rows `first`, `first` + 1, ... of a head in `to`: row 16 m +
+// g + 8 half (of lane 4 g + t) is sums * factor(m, half), rounded to T. Rows from n on and elements
+// from width on are not written.
 template <int BANDS, class Factor>
 __device__ __forceinline__ void store_rows(T* to, const Rows& rows, int first,
                                            const Sums<BANDS, HEAD>& sums, const Factor& factor) {
@@ -94,23 +103,24 @@ __device__ __forceinline__ void store_rows(T* to, const Rows& rows, int first,
 
 // ---- products -----------------------------------------------------------------------------------
 
-// products = x y^T: x the warp's rows, y N rows, all of HEAD elements.
+// products = x y^T: x is the warp's BANDS x 16 rows, y N rows, both of HEAD elements in shared
+// memory, PITCH apart.
 template <int BANDS, int N>
 __device__ __forceinline__ void multiply_rows(Sums<BANDS, N>& products, const T* x, const T* y) {
     for_each<BANDS, N>([&](int m, int n, int i, int, int) { products[m][n][i] = 0; });
     if constexpr (FRAGMENTS) {
-        const T* const of_x = x + tensor_core::place_in_a<T, true>(PITCH);
-        const T* const of_y = y + tensor_core::place_in_b<T, true>(PITCH);
+        const T* const of_x = x + tensor_core::place_in_a<T, /*BY_ROWS=*/true>(PITCH);
+        const T* const of_y = y + tensor_core::place_in_b<T, /*BY_COLUMNS=*/true>(PITCH);
 #pragma unroll
         for (int k = 0; k < HEAD; k += 16) {
             tensor_core::A a[BANDS];
 #pragma unroll
             for (int m = 0; m < BANDS; ++m)
-                tensor_core::load_a<true>(of_x + m * BAND * PITCH + k, PITCH, a[m]);
+                tensor_core::load_a</*BY_ROWS=*/true>(of_x + m * BAND * PITCH + k, PITCH, a[m]);
 #pragma unroll
             for (int n = 0; n < N / 16; ++n) {
                 tensor_core::B b, next;
-                tensor_core::load_b<true>(of_y + n * 16 * PITCH + k, PITCH, b, next);
+                tensor_core::load_b</*BY_COLUMNS=*/true>(of_y + n * 16 * PITCH + k, PITCH, b, next);
 #pragma unroll
                 for (int m = 0; m < BANDS; ++m) {
                     tensor_core::multiply<T>(products[m][2 * n], a[m], b);
@@ -143,19 +153,22 @@ __device__ __forceinline__ void multiply_rows(Sums<BANDS, N>& products, const T*
     }
 }
 
-// Two sums as a word of T.
+// Two sums rounded to T (2 bytes), as a word, the first in its low half.
 __device__ __forceinline__ u32 packed(const Sum* pair) {
     T both[2];
     vec::round_pair(pair, both);
     return static_cast<u32>(bits_of(both[0])) | static_cast<u32>(bits_of(both[1])) << 16;
 }
 
-// sums += p y: p in the warp's registers, y N rows.
+// sums += p y: p is BANDS x 16 rows of N, in the warp's registers; y is N rows of HEAD elements in
+// shared memory, PITCH apart. Tensor cores: two neighbouring fragments D of p, rounded, are a
+// fragment A. Else: lane 4 g + t has columns 2 t and 2 t + 1 of every 8 of p, which it sends to the
+// other three lanes of its row.
 template <int BANDS, int N>
 __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums<BANDS, N>& p,
                                              const T* y) {
     if constexpr (FRAGMENTS) {
-        const T* const of_y = y + tensor_core::place_in_b<T, false>(PITCH);
+        const T* const of_y = y + tensor_core::place_in_b<T, /*BY_COLUMNS=*/false>(PITCH);
 #pragma unroll
         for (int k = 0; k < N / 16; ++k) {
             tensor_core::A a[BANDS];
@@ -166,7 +179,8 @@ __device__ __forceinline__ void add_products(Sums<BANDS, HEAD>& sums, const Sums
 #pragma unroll
             for (int n = 0; n < HEAD / 16; ++n) {
                 tensor_core::B b, next;
-                tensor_core::load_b<false>(of_y + k * 16 * PITCH + n * 16, PITCH, b, next);
+                tensor_core::load_b</*BY_COLUMNS=*/false>(of_y + k * 16 * PITCH + n * 16, PITCH, b,
+                                                          next);
 #pragma unroll
                 for (int m = 0; m < BANDS; ++m) {
                     tensor_core::multiply<T>(sums[m][2 * n], a[m], b);

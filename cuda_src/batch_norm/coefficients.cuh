@@ -9,9 +9,11 @@ namespace cto::batch_norm::coefficients {
 
 using namespace facts::batch_norm;
 
+// Where numbers that other threads have written are read from.
 enum class Memory { shared, global };
 
-// *from, which another thread has written, in global memory maybe one of another block.
+// *from, which another thread has written, in global memory maybe one of another block: then the
+// load bypasses the L1 cache, which may have an older value.
 template <Memory MEMORY, class A>
 __device__ A load_from(const A* from) {
     if constexpr (MEMORY == Memory::global)
@@ -20,8 +22,8 @@ __device__ A load_from(const A* from) {
         return *from;
 }
 
-// Inputs of a channel's coefficients beside its sums: {scale, bias} in the normalization, {scale,
-// inv_std} in the gradient.
+// Input numbers of a channel from which its coefficients follow, beside its sums: {scale, bias} in
+// the normalization, {scale, inv_std} in the gradient.
 template <class A>
 struct ChannelInputs {
     A first, second;
@@ -50,8 +52,9 @@ static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
 template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
-// The result of element i of the thread's slot u: Op::map of that element of each input array, of dY
-// behind the mask if there is Y.
+// The result of element i of the thread's slot u: Op::map of that element of each input array,
+// Op::READ of them: (x), (x, dY), or with relu (x, dY masked by Y). coefs: of the element's
+// channel; rows: the thread's elements in registers.
 template <class Op, class Rows>
 __device__ typename Op::A map_element(const OpCoefficients<Op>& coefs, const Rows& rows, int u,
                                       int i) {

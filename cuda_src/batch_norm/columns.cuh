@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels of few neighbouring elements, or of pieces that are not aligned to 16 bytes: the array is a
-// matrix, and a channel is `length` neighbouring columns of it. Threads along a row have neighbouring
-// columns, a slot of 16 bytes each.
+// Channels of few neighbouring elements, or of pieces that are not aligned to 16 bytes: the array
+// is a matrix, and a channel is `length` neighbouring columns of it. Threads along a row have
+// neighbouring columns, a slot of 16 bytes each.
 #pragma once
 #include "batch_norm/rows.cuh"
 
@@ -11,12 +11,14 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::rows;
 using namespace batch_norm::sums;
 
-// Which rows and columns are a thread's. The parts of a tile have rows in turn, so that blocks that
-// run at the same time read neighbouring rows.
+// Which rows and columns of the matrix are a thread's, in a tile (columns.tile_channels
+// neighbouring channels) and a part of its rows. The parts of a tile have rows in turn, so that
+// blocks that run at the same time read neighbouring rows. W: columns of a thread, its slot of 16
+// bytes.
 template <int W>
 struct Place {
     i64 first;         // the tile's first column in the matrix
-    u32 x, y, height;  // threads with y >= height have no rows
+    u32 x, y, height;  // a block is width x height threads; those with y >= height have no rows
     u32 n_columns;     // of the tile
     u32 n_channels;    // of the tile
     i64 row, rows_on;  // the thread's rows are row, row + rows_on, ...
@@ -60,8 +62,9 @@ struct Place {
     }
 };
 
-// Writes the thread's columns of one row; evict-first, as the caches are for elements that are read
-// again.
+// Writes `values`, rounded, of the thread's columns of one row to `to`: all W as a vector if
+// `aligned`, else the first n_columns one by one. Evict-first, as the caches are for elements that
+// are read again.
 template <class T, int W>
 __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
     const auto rounded = vec::from_acc<T>(values);
@@ -83,11 +86,13 @@ constexpr bool HAS_FEW_REGISTERS = false;
 template <class Op>
 constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 : 8;
 
+// A thread's slots of these rows.
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
-// The `Walk` of by_schedule and by_own_parts for channels in columns: a tile is some channels, a
-// part some of the rows. RINGS: rows go through shared memory (Ring); slots are aligned then.
+// How by_schedule and by_own_parts go over channels in columns (their `Walk`): a tile is some
+// channels, a part some of its rows, for a block. `sum` is a part's first pass, `apply` its second.
+// RINGS: rows go through shared memory (Ring); slots are aligned then. `shared`: SHARED elements.
 template <class Op, bool RINGS>
 struct InColumns {
     using T = typename Op::T;
@@ -103,12 +108,14 @@ struct InColumns {
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
+    // The number of the tile's first channel.
     __device__ i64 first_channel(u32 tile) const {
         return static_cast<i64>(tile) * columns.tile_channels;
     }
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
-    // use(rows, element, pitch) for the thread's rows, some at a time. In the second pass (LAST)
-    // from the last row back: what was read last is still in the L2 cache.
+    // Calls use(rows, element, pitch) for the thread's rows, up to DEPTH at a time, in registers:
+    // row u of them begins at index element + u * pitch of the array. In the second pass (LAST)
+    // from the last rows back: what was read last is still in the L2 cache.
     template <bool LAST, class Use>
     __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
@@ -123,9 +130,9 @@ struct InColumns {
             // Evict-first for rows that are not read again soon. With 2-byte types a second load in
             // the first pass would spill registers.
             if (LAST || (sizeof(T) > 2 && left > columns.cached))
-                rows.template load<true>(op.arrays, element, pitch, columns.aligned);
+                rows.template load</*STREAMING=*/true>(op.arrays, element, pitch, columns.aligned);
             else
-                rows.template load<false>(op.arrays, element, pitch, columns.aligned);
+                rows.template load</*STREAMING=*/false>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
             if (!LAST) element += DEPTH * pitch;
         }
@@ -134,30 +141,34 @@ struct InColumns {
     __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
         return at.rows_on * columns.n_channels * columns.length;
     }
-    // A Ring of rows [first, end) of the thread.
+    // A Ring of rows [first, end) of the thread, whose place in the tile is `at`.
     template <bool LAST>
     __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at, i32 first, i32 end) const {
         const i64 pitch = pitch_of(at);
         return {op, ring, place, columns, at.element(columns) + first * pitch, pitch, end - first};
     }
-    // For Finish: the threads with channel x of the tile's `width` channels.
+    // For schedule.cuh's Finish, which adds up parts with width x height threads, one for each of
+    // the tile's channels along x: the reduction over threads with the same x.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
-        return {x, y, width, height, width, 1, shared};
+        return {x, y, width, height, /*n_columns=*/width, /*length=*/1, shared};
     }
-    // partials = sums of the part, for each channel of the tile.
+    // Writes the sums of rows of part `part`, for each channel of tile `tile`, to `partials`: field
+    // k of channel c at k * channels(tile) + c.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const Place<COLUMNS> at(columns, tile, part);
         sum_rows(at, tile, partials, shared, [&](const auto& use) {
             if constexpr (RINGS) {
-                auto rows = ring_of<false>(at, 0, at.n_rows);
+                auto rows = ring_of</*LAST=*/false>(at, 0, at.n_rows);
                 rows.begin();
                 rows.go_on([&](const auto& some, i64, i64, auto any) { use(some, any); });
             } else {
-                visit<false>(at, [&](const auto& some, i64, i64) { use(some, Any<true>{}); });
+                visit</*LAST=*/false>(at,
+                                      [&](const auto& some, i64, i64) { use(some, Any<true>{}); });
             }
         });
     }
-    // `sum` of the rows that each(see) passes to see(rows, Any). The first ones come with Any<true>.
+    // Writes to `partials`, as `sum` does, the sums of the rows that each(see) passes to see(rows,
+    // Any), some at a time. The first come with Any<true>: only that call has code to begin sums.
     template <class Each>
     __device__ void sum_rows(const Place<COLUMNS>& at, u32 tile, A* partials, A* shared,
                              const Each& each) const {
@@ -183,8 +194,8 @@ struct InColumns {
             if (leads) sums.column(i).store(partials + channel, at.n_channels);
         });
     }
-    // Writes the results of the part. load_coefs(channel) returns coefficients, once wait() has
-    // returned.
+    // Writes the results of part `part` of tile `tile`. wait() returns when the tile's coefficients
+    // are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
@@ -192,20 +203,22 @@ struct InColumns {
         OpCoefficients<Op> coefs[COLUMNS];
         wait();
         fetch(coefs, at, tile, shared, load_coefs);
-        visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
+        visit</*LAST=*/true>(at, [&](const auto& some, i64 element, i64 pitch) {
             write_rows(coefs, some, element, pitch, columns.aligned);
         });
     }
-    // The same by a Ring. kept: the last rows are still in shared memory, as this is the part that
-    // the block summed last.
+    // Writes the results of part `part` of tile `tile`, read by a Ring. resident: its last rows are
+    // still in shared memory, as this is the part that the block summed last. wait() returns when
+    // the tile's coefficients are in memory; then load_coefs(channel) returns those of a channel.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, bool resident, A* shared, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
         const Place<COLUMNS> at(columns, tile, part);
         const i32 n = at.n_rows,
                   overwritten =
-                      resident ? Ring<Op, true>::count_overwritten(n, columns.ring_groups) : n;
-        auto rows = ring_of<true>(at, 0, overwritten);
+                      resident ? Ring<Op, /*LAST=*/true>::count_overwritten(n, columns.ring_groups)
+                               : n;
+        auto rows = ring_of</*LAST=*/true>(at, 0, overwritten);
         if (resident)
             rows.begin_with_resident(at.element(columns) + overwritten * pitch_of(at), overwritten,
                                      n - overwritten);
@@ -215,11 +228,11 @@ struct InColumns {
         wait();
         fetch(coefs, at, tile, shared, load_coefs);
         rows.go_on([&](const auto& some, i64 element, i64 pitch, auto) {
-            write_rows(coefs, some, element, pitch, true);
+            write_rows(coefs, some, element, pitch, /*aligned=*/true);
         });
     }
-    // coefs[i] = coefficients of the thread's column i. Thread c loads those of channel c of the tile, and
-    // passes them on in shared memory.
+    // coefs[i] = coefficients of the thread's column i. Thread c loads those of channel c of the
+    // tile by load_coefs(channel), and passes them on in shared memory.
     template <class LoadCoefs>
     __device__ void fetch(OpCoefficients<Op> (&coefs)[COLUMNS], const Place<COLUMNS>& at, u32 tile,
                           A* shared, const LoadCoefs& load_coefs) const {
@@ -232,7 +245,8 @@ struct InColumns {
                 OpCoefficients<Op>::template load<Memory::shared>(shared + COEFFICIENTS * channel));
         });
     }
-    // Writes the results of rows in registers, `pitch` elements apart, from `element` on.
+    // Writes the results of rows in registers: those of row u to index element + u * pitch of the
+    // array. coefs: of the thread's columns; aligned: slots are, in all arrays.
     template <class SomeRows>
     __device__ void write_rows(const OpCoefficients<Op> (&coefs)[COLUMNS], const SomeRows& rows,
                                i64 element, i64 pitch, bool aligned) const {

@@ -26,27 +26,32 @@ constexpr int RING_BLOCKS = 2;
 constexpr int RING_ROWS = 4;
 // Threads of a block whose channels fit into shared memory, at most
 constexpr int STAGED_THREADS = 512;
-// Rows that such a thread loads together, counted over all input arrays
+// Rows that a thread of such a block loads together, of all input arrays
 constexpr int STAGED_ROWS = 4;
-// Groups of asynchronous copies: the first are used while the last are under way
+// Groups of asynchronous copies of a tile, at most: the first are used while the last are under
+// way.
 constexpr int MOST_GROUPS = 4;
+// Numbers of a partial sum in the normalization
 constexpr int MOMENTS = 3;
+// Numbers of a partial sum in the gradient
 constexpr int SLOPES = 2;
 // Numbers from which the results of a channel are computed
 constexpr int COEFFICIENTS = 4;
-// Slots of a residual that a thread loads together, beside those of a channel
+// Slots of the residual, an array added to the result, that a thread loads together, beside a
+// channel's.
 constexpr int RESIDUAL_SLOTS = 2;
 // 1: relu follows, of the sum with a residual if there is one
 constexpr int RELU = CTO_RELU;
 
-// Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
+// scale: the scale, the bias and their gradients have the 2-byte type of X; statistics: means and
+// variances have it. False: they have the accumulator's type.
 struct Halves {
     bool scale;
     bool statistics;
 };
 static_assert(sizeof(Halves) == 2);
 
-// Attributes of BatchNormInternal. rest: 1 - momentum.
+// Attributes of BatchNormInternal. rest: 1 - momentum. unbiased: the variance is divided by n - 1.
 struct Rule {
     double epsilon;
     double momentum;
@@ -56,10 +61,10 @@ struct Rule {
 static_assert(sizeof(Rule) == 32);
 
 // An array (outer, n_channels, length): a channel is `outer` pieces of `length` neighbouring
-// elements, in slots of one vector or one element. A piece has `slots` of them, a channel `n_slots`,
-// a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th slot: to go on
-// to its next, it adds `slots_on` to the slot's number in the piece and `elements_on` to the index
-// in the array; past the end of the piece also -slots, and `wrap`.
+// elements, in slots of one vector or one element. A piece has `slots` of them, a channel
+// `n_slots`, a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th
+// slot: to go on to its next, it adds `slots_on` to the slot's number in the piece and
+// `elements_on` to the index in the array; past the end of the piece also -slots, and `wrap`.
 struct Pieces {
     Divisor slots;
     long long n_channels;
@@ -95,8 +100,8 @@ static_assert(sizeof(Columns) == 56);
 
 // A matrix as in Columns, in tiles of `tile_channels` channels that fit into the shared memory of a
 // block: `staged_rows` rows of each thread, where it has more the others are read twice. They are
-// copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has room
-// for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
+// copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has
+// room for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
 struct StagedTiles {
     long long n_channels;
     unsigned int n_rows;
@@ -115,8 +120,8 @@ static_assert(sizeof(StagedTiles) == 56);
 
 // Work of a launch: n_items parts of tiles, from tile first_tile on, `n_parts` of each tile. Their
 // sums are added up in groups of `group_parts` parts, then the groups (1: no groups). Item i is
-// applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh has
-// an example. `sums`, `applies`: the launch has the first pass, the second pass.
+// applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh
+// has an example. `sums`, `applies`: the launch has the first pass, the second pass.
 struct Schedule {
     unsigned int first_tile;
     unsigned int n_items;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels of an array (outer, channels, length): a channel is `outer` pieces of `length` neighbouring
-// elements. A slot is W neighbouring elements; a piece has a whole number of slots. Slots of a
-// channel are numbered across its pieces; a part is `span` of them, here 4:
+// Channels of an array (outer, channels, length): a channel is `outer` pieces of `length`
+// neighbouring elements. A slot is W neighbouring elements; a piece has a whole number of slots.
+// Slots of a channel are numbered across its pieces; a part is `span` of them, here 4:
 //
 //     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
 //     parts                 0   0   0                       0   1   1                      1
@@ -18,12 +18,14 @@ using namespace batch_norm::sums;
 
 using vec::Vec;
 
-// An iterator over the slots of a thread in a part: every blockDim.x-th.
+// An iterator over the slots (W neighbouring elements) of a thread in a part of a channel: every
+// blockDim.x-th, from slot part * span + threadIdx.x of the channel on.
 template <int W>
 struct Cursor {
     i64 slot, element;  // number of the slot in its piece; index of its first element in the array
     i32 left;           // slots of the part from this one on; none if it is <= 0
 
+    // At the thread's first slot of part `part` of a channel.
     __device__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
         const i64 first = part * pieces.span + threadIdx.x;
         const i64 rest = pieces.n_slots - first, own = pieces.span - threadIdx.x;
@@ -53,7 +55,7 @@ struct Cursor {
     }
 };
 
-// DEPTH slots of a thread in each of READ arrays, in registers; the first n exist.
+// DEPTH slots of W elements of a thread in each of READ arrays, in registers; the first n exist.
 template <class T, int W, int READ, int DEPTH>
 struct Batch {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
@@ -80,9 +82,11 @@ struct Batch {
             cursor.advance(pieces);
         }
     }
+    // Element i of slot u of an array, as its accumulator type.
     __device__ Acc<T> at(int array, int u, int i) const {
         return Unit::at(registers[array][u].at, i);
     }
+    // One of the elements of the first array, or `otherwise` if there is none.
     __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
     }
@@ -99,7 +103,7 @@ struct Batch {
                     for (auto& word : registers[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
-    // see(element) for all elements; they are of one channel.
+    // Calls see(x), or in the gradient see(x, dY), for all elements, which are of one channel.
     template <class See>
     __device__ void each(int, const See& see) const {
         show<READ, DEPTH>(*this, 0, W, see);
@@ -108,7 +112,8 @@ struct Batch {
 
 // ---- operators ----------------------------------------------------------------------------------
 
-// Slots of each array that a thread has in registers.
+// Slots of each array that a thread has in registers: SINGLE_SLOTS, or CHANNEL_NBYTES, of all
+// arrays.
 template <class Op, int W>
 constexpr int DEPTH =
     (W == 1 ? SINGLE_SLOTS : CHANNEL_NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) /
@@ -117,7 +122,8 @@ constexpr int DEPTH =
 template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
-// Writes the results of a batch, which was loaded from `first` on.
+// Writes the results of a batch, which was loaded from cursor `first` on, by the operator `op` and
+// the channel's coefs. Residuals, where they are added, are loaded SOME slots at a time.
 template <class Op, int W>
 __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
@@ -156,7 +162,8 @@ __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
     }
 }
 
-// Block c has channel c: reads its elements once, into registers, sums them, and writes results.
+// Block c has channel c: reads its elements once, into registers, sums them, and writes results, by
+// the operator `op`. W: elements of a slot.
 template <int W, class Op>
 __device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;
@@ -166,7 +173,7 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     Cursor<W> cursor(pieces, channel, 0);
     const Cursor<W> first = cursor;
     PieceBatch<Op, W> batch;
-    batch.template load<true>(cursor, pieces, op.arrays);
+    batch.template load</*LAST=*/true>(cursor, pieces, op.arrays);
     typename Op::template State<1> sums;
     sums.include(batch, static_cast<A>(batch.n * W), references);
     batch.renew();
@@ -177,7 +184,8 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
                            batch, first, pieces);
 }
 
-// The `Walk` of by_schedule for channels in pieces: a tile is one channel, a part `span` slots of it.
+// How by_schedule goes over channels in pieces (its `Walk`): a tile is one channel, a part `span`
+// slots of it, for a block. `sum` is a part's first pass, `apply` its second.
 template <class Op, int W>
 struct InPieces {
     using A = typename Op::A;
@@ -191,9 +199,11 @@ struct InPieces {
     __device__ i64 length() const { return pieces.length; }
     __device__ i64 first_channel(u32 tile) const { return tile; }
     __device__ u32 channels(u32) const { return 1; }
+    // The reduction that Finish adds up parts with: all threads have the tile's one channel.
     __device__ OverBlock<A> over(u32, u32, u32, u32, A* shared) const { return {shared}; }
 
-    // partials = sums of the part.
+    // Writes the sums of part `part` of channel `tile` to partials[0 .. FIELDS). shared: SHARED
+    // elements.
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
         Cursor<W> cursor(pieces, tile, part);
@@ -201,14 +211,15 @@ struct InPieces {
         PieceBatch<Op, W> batch;
 #pragma unroll 1
         do {
-            batch.template load<false>(cursor, pieces, op.arrays);
+            batch.template load</*LAST=*/false>(cursor, pieces, op.arrays);
             sums.include(batch, static_cast<A>(batch.n * W), references);
         } while (cursor.left > 0);
         sums.join(OverBlock<A>{shared});
         if (threadIdx.x == 0) sums.store(partials);
     }
-    // Writes the results of the part. load_coefs(channel) returns coefficients, once wait() has
-    // returned; the first elements are loaded before that.
+    // Writes the results of part `part` of channel `tile`. wait() returns when the channel's
+    // coefficients are in memory; then load_coefs(channel) returns them. The first elements are
+    // loaded before that.
     template <class Wait, class LoadCoefs>
     __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
                           const LoadCoefs& load_coefs) const {
@@ -219,7 +230,7 @@ struct InPieces {
 #pragma unroll 1
         do {
             const Cursor<W> first = cursor;
-            batch.template load<true>(cursor, pieces, op.arrays);
+            batch.template load</*LAST=*/true>(cursor, pieces, op.arrays);
             if (waits) {
                 wait();
                 coefs = load_coefs(tile);

@@ -10,7 +10,7 @@ namespace cto::batch_norm::rows {
 using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
-// The thread's slots in DEPTH rows of each of READ arrays, in registers.
+// The thread's slots (W columns) in DEPTH = N_ROWS rows of each of READ arrays, in registers.
 template <class T, int W, int READ, int N_ROWS>
 struct Rows {
     static constexpr int DEPTH = N_ROWS;
@@ -22,6 +22,9 @@ struct Rows {
     i32 n;          // the first n rows exist
     u32 n_columns;  // columns of the slot that exist
 
+    // Loads the first n rows from global memory: row u begins at index element + u * pitch.
+    // aligned: slots are loaded as vectors, else n_columns elements one by one. STREAMING:
+    // evict-first.
     template <bool STREAMING>
     __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
 #pragma unroll
@@ -35,7 +38,8 @@ struct Rows {
                         load_slot<STREAMING>(arrays[a] + element + u * pitch, aligned);
             }
     }
-    // Loads the first n rows from shared memory, where slots are `pitch` bytes apart.
+    // Loads the first n rows from shared memory, where the slots of array 0, 1, ... of row 0, then
+    // of row 1, ... are `pitch` bytes apart.
     __device__ void load_shared(const u8* slots, u32 pitch) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
@@ -45,17 +49,22 @@ struct Rows {
                 if (u < n) registers[a][u] = *reinterpret_cast<const Slot*>(slots);
             }
     }
+    // Element i of the slot in row u of an array, as its accumulator type.
     __device__ Acc<T> at(int array, int u, int i) const {
         return Unit::at(registers[array][u].at, i);
     }
+    // An element of column i of the first array; its second argument, for a batch without elements,
+    // is not needed.
     __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
-    // see(element) for the elements of column i; zeros if the column does not exist.
+    // Calls see(element of each array) for the rows of column i; zeros if the column does not
+    // exist.
     template <class See>
     __device__ void each(int i, const See& see) const {
         show<READ, DEPTH>(*this, i, i + 1, see);
     }
 
   private:
+    // The slot at `from`; not aligned: its n_columns elements, then zeros. STREAMING: evict-first.
     template <bool STREAMING>
     __device__ Slot load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Slot*>(from);
@@ -72,16 +81,16 @@ template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
 
-// Any<true>: a group of rows may have fewer than DEPTH rows.
+// A tag for callbacks: Any<true> says that a group of rows may have fewer than DEPTH rows.
 template <bool ANY>
 struct Any {
     static constexpr bool is = ANY;
 };
 
-// A pipeline of a thread's n rows through shared memory: a ring of groups of DEPTH rows. While one
-// group is used, RING_GROUPS - 1 others are being copied. A thread uses what it copied itself, so
-// there are no barriers. LAST: the second pass; rows are not read again, and go from the last one
-// back.
+// A pipeline of a thread's n rows through shared memory: a ring of `size` groups of DEPTH rows,
+// copied asynchronously. While one group is used, RING_GROUPS - 1 others are being copied. A thread
+// uses what it copied itself, so there are no barriers. LAST: the second pass; rows are not read
+// again, and go from the last one back.
 template <class Op, bool LAST>
 struct Ring {
     using T = typename Op::T;
@@ -102,8 +111,9 @@ struct Ring {
     i64 resident = 0;          // element of the first row left in the ring by the first pass
     i32 n_resident = 0;        // such rows; they are used before all others
 
-    // Row r < n begins at element + r * pitch of each array. LAST: `later` and `next` start at the
-    // end of the last row.
+    // memory: the ring of all threads, in shared memory; place: the same as a destination of
+    // copies. Row r < n of the thread begins at element + r * pitch of each array. LAST: `later`
+    // and `next` start at the end of the last row.
     __device__ Ring(const Op& op, const u8* memory, async_copy::Place place, const Columns& columns,
                     i64 element, i64 pitch, i32 n)
         : op(op),
@@ -119,7 +129,8 @@ struct Ring {
 
     // Rows of the next group, if `left` rows are left.
     static __device__ i32 group_rows(i32 left) { return left < DEPTH ? left : DEPTH; }
-    // After n rows went through a ring of `size` groups: how many, the first ones, were overwritten.
+    // After n rows went through a ring of `size` groups: how many, the first ones, were
+    // overwritten.
     static __device__ i32 count_overwritten(i32 n, u32 size) {
         const i32 over = (n + DEPTH - 1) / DEPTH - static_cast<i32>(size);
         return over > 0 ? over * DEPTH : 0;
@@ -137,9 +148,9 @@ struct Ring {
         // L2 is for rows that are read again soon; those that stay in the ring are not.
         const i32 before = n_later - static_cast<i32>(size) * DEPTH;
         if (!LAST && before > 0 && before <= cached)
-            copy_rows<ALL, false>(from, some);
+            copy_rows<ALL, /*STREAMING=*/false>(from, some);
         else
-            copy_rows<ALL, true>(from, some);
+            copy_rows<ALL, /*STREAMING=*/true>(from, some);
         async_copy::commit();
         later = LAST ? from : from + some * pitch;
         n_later -= some;
@@ -160,27 +171,28 @@ struct Ring {
     // Begins to copy the first RING_GROUPS groups.
     __device__ void begin() {
 #pragma unroll 1
-        for (int i = 0; i < RING_GROUPS; ++i) copy_group<false>();
+        for (int i = 0; i < RING_GROUPS; ++i) copy_group</*ALL=*/false>();
     }
     // Instead of `begin`, in the second pass: the last n rows, from `element` on, are still in the
-    // ring, and are used first. The `gone` rows before them were overwritten.
+    // ring, and are used first. The `overwritten` rows before them have to be copied again.
     __device__ void begin_with_resident(i64 element, i32 overwritten, i32 n) {
         resident = element, n_resident = n;
         used = copied = overwritten / DEPTH % size;
     }
-    // use_group for all rows, after `begin`. Groups that may have fewer than DEPTH rows have code
-    // of their own.
+    // Calls use(rows, element, pitch, Any) for all rows, a group at a time, after `begin` or
+    // begin_with_resident. Groups that may have fewer than DEPTH rows have code of their own.
     template <class Use>
     __device__ void go_on(const Use& use) {
 #pragma unroll 1
         while (n_resident > 0 || n_next > 0) {
-            use_group<false>(use);
+            use_group</*ALL=*/false>(use);
 #pragma unroll 1
-            while (n_resident <= 0 && n_later >= DEPTH) use_group<true>(use);
+            while (n_resident <= 0 && n_later >= DEPTH) use_group</*ALL=*/true>(use);
         }
     }
     // Waits for the next group, loads it into registers, begins to copy one more, and calls
-    // use(rows, element, pitch, Any), where row 0 of the group is at `element`.
+    // use(rows, element, pitch, Any), where row u of the group is at index element + u * pitch.
+    // ALL: the group, and the one copied, have DEPTH rows.
     template <bool ALL, class Use>
     __device__ void use_group(const Use& use) {
         const bool is_resident = !ALL && n_resident > 0;

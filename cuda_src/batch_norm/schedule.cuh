@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Two passes over channels in one launch: the first sums elements, the second applies coefficients, and
-// finds the elements in the L2 cache.
+// Two passes over channels in one launch: the first sums elements, the second applies coefficients,
+// and finds the elements in the L2 cache.
 //
-// A tile is some channels; it has n_parts items of work (parts) in each pass. Blocks take items by
-// tickets: first `lag` items are summed, then one is summed and one applied in turn.
+// A tile is some channels; it has n_parts items of work (parts, e.g. some of the rows) in each
+// pass. Blocks take items by tickets, numbers of an atomic counter: first `lag` items are summed,
+// then one is summed and one applied in turn.
 //
 //     ticket   0  1  2  3  4  5  6  7  8  9 10 11      6 items, lag 3
 //     summed   0  1  2  3     4     5
@@ -23,18 +24,19 @@ using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 
-// One part of a tile, to be summed or applied.
+// One part of a tile, to be summed or applied. tile: counted from schedule.first_tile.
 struct Item {
     u32 tile, part;
-    bool sums;
+    bool sums;  // first pass, else the second
 };
 
-// One ticket for each item and pass: a schedule has one of the passes, or both.
+// Number of tickets: one for each item and pass; a schedule has one of the passes, or both.
 __device__ u32 count_tickets(const Schedule& schedule) {
     return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
 }
 
-// The item of a ticket, see the table above. Item i is part i % n_parts of tile i / n_parts.
+// The item of a ticket. Item i is part i % n_parts of tile i / n_parts. From ticket `lag` on, even
+// turns sum and odd ones apply, until all items are summed.
 __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     bool sums = schedule.sums;
     u32 item = ticket;
@@ -60,32 +62,34 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
     return loaded;
 }
 
-// Counters in global memory: the next ticket, then two for each tile, then one for each group of parts.
+// Counters in global memory, 0 before and after the launch: the next ticket, then two for each
+// tile, then one for each group of parts of each tile. tile: counted from schedule.first_tile.
 struct Counters {
     Zeroed<u32>* counters;
 
     __device__ u32* ticket() const { return &counters->value; }
-    // Parts, or groups of parts, that are summed.
+    // How many parts of the tile, or groups of parts, are summed.
     __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
     // 0 until the tile's coefficients are complete, then 1 + the number of parts that have waited
     // for them.
     __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
-    // Parts of a group that are summed.
+    // How many parts of group `group` (of n_groups) of the item's tile are summed.
     __device__ Zeroed<u32>* summed_in_group(const Item& item, u32 n_groups, u32 group,
                                             const Schedule& schedule) const {
         const u32 n_tiles = schedule.n_items / schedule.n_parts;
         return counters + 1 + 2 * n_tiles + item.tile * n_groups + group;
     }
 
-    // Tells waiting blocks that the tile's coefficients are in memory.
+    // Tells waiting blocks that the tile's coefficients, which threads of this block have written,
+    // are in memory. All threads call it.
     __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
-    // Waits until `finished` was called for the tile. Called n times for each tile; the last call
-    // resets the counter to 0.
+    // Waits until `finished` was called for the tile. All threads of a block call it, once for each
+    // of the tile's n parts; the last call resets the counter to 0.
     __device__ void wait(u32 tile, u32 n) const {
         if (threadIdx.x == 0) {
             while (load_acquire(applied(tile)) < 1) {
@@ -96,9 +100,10 @@ struct Counters {
     }
 };
 
-// work(item) for each item that this block takes. The next ticket is taken before the work on an
-// item, to hide the latency of the atomic. `next` is in shared memory: two entries, one is written
-// while the other may still be read.
+// Calls work(item) for each item of the schedule that this block takes. The next ticket is taken
+// before the work on an item, to hide the latency of the atomic. counters.ticket() is the next
+// ticket of all blocks. `next` is in shared memory: two entries, one is written while the other may
+// still be read.
 template <class Work>
 __device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
@@ -118,17 +123,19 @@ __device__ void each_item(const Schedule& schedule, const Counters& counters, u3
 
 // ---- blocks that share channels -----------------------------------------------------------------
 
-// Scratch memory. partials: for each part, and in it each tile, FIELDS arrays of one sum for each
-// channel of the tile; coefficients: COEFFICIENTS for each channel.
+// Scratch memory in global memory. partials: for each part, and in it each tile, FIELDS arrays (the
+// fields of Op::State) of one sum for each channel of the tile; coefficients: COEFFICIENTS numbers
+// for each channel, a Coefficients.
 template <class A>
 struct Scratch {
     A *partials, *coefficients;
     Counters counters;
 };
 
-// Adds up the parts of a tile, and computes the coefficients of its channels. With many parts in two
-// stages: the last block of a group of parts adds these up, and stores the sums in the place of the
-// group's first part; then the last block of the tile adds up the groups.
+// Adds up the parts of a tile, and computes the coefficients of its channels: done by the block
+// that finishes last. With many parts in two stages: the last block of a group of parts adds these
+// up, and stores the sums in the place of the group's first part; then the last block of the tile
+// adds up the groups. shared: Walk::SHARED elements of shared memory.
 template <class Op, class Walk>
 struct Finish {
     using A = typename Op::A;
@@ -143,8 +150,8 @@ struct Finish {
     u32 tile, width, height, x, y;
     A* partials;  // of the tile's first part
 
-    // Thread t has channel x = t % width of the tile's `width` channels, and every height-th part
-    // from y = t / width on; none where y is not below `height`.
+    // tile: its number among all tiles. Thread t has channel x = t % width of the tile's `width`
+    // channels, and every height-th part from y = t / width on; none where y is not below `height`.
     __device__ Finish(const Op& op, const Walk& walk, const Schedule& schedule,
                       const Scratch<A>& scratch, A* shared, u32 tile)
         : op(op), walk(walk), schedule(schedule), scratch(scratch), shared(shared), tile(tile) {
@@ -152,13 +159,13 @@ struct Finish {
         x = threadIdx.x % width, y = threadIdx.x / width;
         partials = scratch.partials + walk.first_channel(tile) * State::FIELDS;
     }
-    // The sums of a part of the tile.
+    // Where the sums of a part of the tile are in `partials`.
     __device__ A* part_sums(u32 part) const {
         return partials + part * walk.n_channels() * State::FIELDS;
     }
-    // Sums over parts first, first + step, ... below `end`, of the thread's channel. A thread loads
-    // AT_ONCE parts together. join_all goes over the parts twice; the first AT_ONCE stay in
-    // registers.
+    // Returns the sums over parts first, first + step, ... below `end`, of the thread's channel, in
+    // all threads that have it. A thread loads AT_ONCE parts together. join_all goes over the parts
+    // twice; the first AT_ONCE stay in registers.
     __device__ State sums(u32 first, u32 end, u32 step) const {
         const u32 begin = y < height ? first + y * step : end, on = height * step;
         State first_parts[AT_ONCE];
@@ -176,8 +183,9 @@ struct Finish {
         sums.join_all(each, walk.over(x, y, width, height, shared));
         return sums;
     }
-    // Called when a part is summed. The last block of the tile stores the coefficients, tells
-    // blocks that wait for them, and then writes the outputs of the channels (Op::write).
+    // Called by a block when it has summed `item`. The last block of the tile stores the
+    // coefficients, tells blocks that wait for them, and then writes the outputs of the channels
+    // (Op::write). `last` is in shared memory.
     __device__ void operator()(const Item& item, bool& last) const {
         const u32 group_parts = schedule.group_parts, first = item.part / group_parts * group_parts;
         const u32 n = parts_of_group(first);
@@ -187,8 +195,8 @@ struct Finish {
         A reference = 0;
         ChannelInputs<A> inputs{};
         State all;
-        // A loop of up to two rounds, group and tile, so that the code exists once: it runs rarely, and
-        // then has to be loaded into the instruction cache.
+        // A loop of up to two rounds, group and tile, so that the code exists once: it runs rarely,
+        // and then has to be loaded into the instruction cache.
 #pragma unroll 1
         for (bool whole = group_parts == 1; true; whole = true) {
             auto* const ticket =
@@ -232,8 +240,10 @@ struct Finish {
     }
 };
 
-// Both passes of a block: walk.sum writes a part's sums to `partials`, Finish computes `coefficients`
-// from them, walk.apply writes the results of a part's elements.
+// A block's work in the passes that `schedule` has. op: what is computed (operators.cuh). walk:
+// which elements a part has (InPieces or InColumns); walk.sum writes a part's sums to
+// scratch.partials, Finish computes scratch.coefficients from them, walk.apply writes the results
+// of a part's elements.
 template <class Op, class Walk>
 __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
                             const Scratch<typename Op::A>& scratch) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels that fit into the shared memory of a block, which reads them once. As in columns.cuh the
-// array is a matrix, a channel is `length` of its columns, a tile some channels. A slot is W
-// neighbouring columns of a row, of at most two channels.
+// Channels that fit into the shared memory of a block, which reads them once. The array is a
+// matrix, a channel is `length` of its columns, a tile some channels. A slot is W neighbouring
+// columns of a row, of at most two channels; it is copied and read by one thread.
 //
 // A thread uses the slots that it copied itself. When a slot is used for the last time, the copy of
 // a slot of a later tile to the same place begins: so global memory is busy all the time, except
@@ -15,7 +15,8 @@ namespace cto::batch_norm::staged_tiles {
 using namespace batch_norm::rows;
 using tile_place::Place;
 
-// async_copy::wait for `last` known at run time: waits for all groups but the last `last` ones.
+// async_copy::wait for `last` known at run time: waits for all groups of copies but the last `last`
+// ones, at most N.
 template <int N = MOST_GROUPS - 1>
 __device__ __forceinline__ void wait_but(int last) {
     if constexpr (N == 0)
@@ -26,9 +27,11 @@ __device__ __forceinline__ void wait_but(int last) {
         wait_but<N - 1>(last);
 }
 
-// values[k][0] = its sum over the lanes of a warp, for each k; `Over` of sums.cuh, of one channel.
+// values[k][0] = its sum over the lanes of the warp, in each lane, for each k < K: an `Over` of
+// sums.cuh for one channel.
 template <class A>
 struct OverLanes {
+    // Adds up by shuffles; all lanes of the warp call it.
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
 #pragma unroll
@@ -39,13 +42,14 @@ struct OverLanes {
     }
 };
 
-// Shared memory after the slots. thread_sums: sums of each thread, for each of its up to two
-// channels. For each channel: inputs and reference, in two copies, for this tile and the next;
-// coefficients; sums.
+// Shared memory after the slots. thread_sums: FIELDS sums of each thread, for each of its up to two
+// channels. For each channel of a tile: inputs (two numbers) and reference, in two copies, for this
+// tile and the next; coefficients; totals, its FIELDS sums.
 template <class A, int FIELDS>
 struct Shared {
     A *thread_sums, *inputs, *references, *coefficients, *totals;
 
+    // Lays the arrays out from `from` on. n_threads: threads with columns; channels: of a tile.
     __device__ Shared(A* from, u32 n_threads, u32 channels)
         : thread_sums(from),
           inputs(thread_sums + 2 * FIELDS * n_threads),
@@ -54,11 +58,11 @@ struct Shared {
           totals(coefficients + COEFFICIENTS * channels) {}
 };
 
-// The work of a block on its tiles. Shared memory has a ring of `ring` slots for each thread and
-// array, then Shared:
+// The work of a block on its tiles. Shared memory has a ring of ring_rows slots for each thread and
+// input array, then Shared:
 //
-//     slot `place` of thread t    (array * ring + place) * slot_pitch + t * SLOT_NBYTES
-//     row u of the tile           place (head + u) % ring
+//     slot `place` of thread t    byte (array * ring_rows + place) * slot_pitch + t * SLOT_NBYTES
+//     row u of the tile           place (head + u) % ring_rows
 //
 // Rows are copied in groups of group_rows rows, tile_groups for a tile.
 template <class Op, int W>
@@ -82,6 +86,8 @@ struct InShared {
     u32 turn = 0;  // which copy of inputs and references is this tile's
     i32 head = 0;  // place in the ring of the tile's first row
 
+    // op: the operator; tiles: sizes of the array, its tiles and the ring; memory: the block's
+    // dynamic shared memory.
     __device__ InShared(const Op& op, const StagedTiles& tiles, u8* memory)
         : op(op),
           tiles(tiles),
@@ -93,13 +99,13 @@ struct InShared {
 
     // ---- rows ------------------------------------------------------------------------------------
 
-    // The thread's slot in row u of the tile.
+    // Address of the thread's slot of its row u of the tile in the ring.
     __device__ u8* slot(int array, i32 u) const {
         const i32 place = head + u < tiles.ring_rows ? head + u : head + u - tiles.ring_rows;
         return own + (array * tiles.ring_rows + place) * slot_pitch;
     }
-    // Begins to copy N rows, from `element` on, to the places of rows u, u + 1, ... of the tile.
-    // Not ALL: only the first n.
+    // Begins to copy the thread's slots of N rows, the first at index `element` of the arrays, to
+    // the places of rows u, u + 1, ... of the tile. Not ALL: only the first n.
     template <int N, bool ALL>
     __device__ void start(i64 element, i32 u, i32 n) const {
 #pragma unroll
@@ -126,7 +132,8 @@ struct InShared {
             }
         }
     }
-    // Writes the results of N rows, from `element` on. Not ALL: only the first rows.n.
+    // Writes the results of N rows, the first to index `element` of the array. coefs: of the
+    // thread's columns. Not ALL: only the first rows.n.
     template <int N, bool ALL>
     __device__ void write(const Rows<N>& rows, const Coefs (&coefs)[W], i64 element) const {
         T* to = op.result + element;
@@ -149,8 +156,9 @@ struct InShared {
                                     });
         }
     }
-    // use(rows, element) for the rows of the tile that are not in shared memory: they are read in both
-    // passes, in the second (LAST) from the L2 cache.
+    // Calls use(rows, element) for the thread's rows of the tile beyond the first staged_rows,
+    // which are not in shared memory: they are read in both passes, in the second (LAST) from the
+    // L2 cache.
     template <bool LAST, class Use>
     __device__ void each_loose(u32 tile, const Use& use) const {
         using Slot = typename Rows<DEPTH>::Slot;
@@ -175,7 +183,8 @@ struct InShared {
 
     // ---- a tile ----------------------------------------------------------------------------------
 
-    // Begins to copy the first tile, and of later tiles the groups that the ring has room for.
+    // Begins to copy the first ring_groups groups of rows: of the block's first tile, and of later
+    // ones if there is room. Stores the references of the first tile's channels.
     __device__ void begin(u32 tile) {
         if (threadIdx.x < at.n_channels(tile))
             shared.references[threadIdx.x] = reference(tile, threadIdx.x);
@@ -184,24 +193,25 @@ struct InShared {
             const i32 n = rest_of(tile, first);
 #pragma unroll 1
             for (i32 u = 0; u < n; ++u)
-                start<1, true>(at.element(tile) + (first + u) * at.pitch,
-                               group * tiles.group_rows + u, 1);
+                start<1, /*ALL=*/true>(at.element(tile) + (first + u) * at.pitch,
+                                       group * tiles.group_rows + u, 1);
             async_copy::commit();
             first += tiles.group_rows;
             if (first >= tiles.tile_groups * tiles.group_rows) first = 0, tile += gridDim.x;
         }
         __syncthreads();
     }
-    // Rows of the thread in the group of a tile that begins at row `first`.
+    // How many rows the thread has in the group of a tile that begins at row `first`; 0 or less if
+    // none.
     __device__ i32 rest_of(u32 tile, i32 first) const {
         const i32 n = at.staged_rows(tile) - first;
         return n < tiles.group_rows ? n : tiles.group_rows;
     }
-    // The number that elements of a channel of the tile are summed relative to.
+    // The number that is subtracted from elements of a channel of the tile before they are summed.
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, tiles.length, tiles.n_rows);
     }
-    // The thread's sums over its rows of the tile, group by group as copies arrive.
+    // sums = the thread's sums over its rows of the tile, group by group as copies arrive.
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll
@@ -218,38 +228,42 @@ struct InShared {
 #pragma unroll 1
             for (; u < n; ++u) add<1>(sums, first + u);
         }
-        each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
+        each_loose</*LAST=*/false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
         sums.end(static_cast<A>(at.rows(tile)), references);
     }
     // Begins the sums with the thread's first row of the tile.
     __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
         Rows<1> row;
-        load<1, true>(row, 0, 1);
+        load<1, /*ALL=*/true>(row, /*u=*/0, /*n=*/1);
         sums.begin(row, A(1), references);
     }
     // Adds rows u, ..., u + N - 1 of the tile.
     template <int N>
     __device__ void add(Sums& sums, i32 u) const {
         Rows<N> rows;
-        load<N, true>(rows, u, N);
+        load<N, /*ALL=*/true>(rows, u, N);
         sums.add(rows);
     }
 
     // ---- sums of channels ------------------------------------------------------------------------
 
-    // Stores the thread's sums in shared memory, one set for each of its one or two channels.
+    // Stores the thread's sums in shared memory, one set (0 or 1) for each of its one or two
+    // channels.
     __device__ void put(const Sums& sums) const {
         if (at.y >= at.height) return;
         put(sums.columns(0, at.split), 0);
         if (at.split < W) put(sums.columns(at.split, W), 1);
     }
+    // Stores `sums` as the thread's set `group`.
     __device__ void put(const State& sums, int group) const {
         sums.store(sums_of(group) + at.entry(), at.n_threads());
     }
+    // Set `group` (0 or 1) of thread_sums: field k of thread entry e at k * n_threads() + e.
     __device__ A* sums_of(int group) const {
         return shared.thread_sums + group * FIELDS * at.n_threads();
     }
-    // The coefficients of a tile of one channel; every warp computes the same ones.
+    // The coefficients of a tile of one channel, in each thread. Each warp adds up its threads,
+    // writes that to warp_sums, and after a barrier adds up all warps.
     __device__ Coefs finish_one(const Sums& sums) const {
         const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
         A* const warp_sums = shared.thread_sums + turn * n_warps * FIELDS;
@@ -264,6 +278,7 @@ struct InShared {
         if (threadIdx.x == 0) all.store(shared.totals);
         return op.coefficients(inputs_of(0), all, reference);
     }
+    // The inputs of a channel of this tile, from shared memory.
     __device__ ChannelInputs<A> inputs_of(u32 channel) const {
         const A* const from = shared.inputs + 2 * (turn * tiles.tile_channels + channel);
         return {from[0], from[1]};
@@ -298,12 +313,14 @@ struct InShared {
             sums.store(shared.totals + FIELDS * c);
         }
     }
-    // see(sums) for the sums of a channel, of all threads with columns of it; lanes take them in turn.
+    // Calls see(sums) for the thread_sums of a channel, of all threads with columns of it; lane
+    // `lane` takes every WARP-th. Entries are numbered x * height + y.
     template <class See>
     __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
         const u32 from = channel * tiles.length, first = from / W;
         const u32 end = ((from + tiles.length - 1) / W + 1) * at.height;
-        // Threads below `ends` also have columns of the channel before: theirs of this one are set 1.
+        // Threads below `ends` also have columns of the channel before: theirs of this one are set
+        // 1.
         const u32 ends = first * W < from ? (first + 1) * at.height : 0;
 #pragma unroll 4
         for (u32 entry = first * at.height + lane; entry < end; entry += WARP) {
@@ -317,8 +334,8 @@ struct InShared {
     // comes ring_groups groups later, to the same places, begins.
     __device__ void apply(u32 tile, const Coefs (&coefs)[W]) const {
         if (op.writes())
-            each_loose<true>(tile, [&](const auto& rows, i64 element) {
-                write<DEPTH, false>(rows, coefs, element);
+            each_loose</*LAST=*/true>(tile, [&](const auto& rows, i64 element) {
+                write<DEPTH, /*ALL=*/false>(rows, coefs, element);
             });
         const i32 tile_rows = tiles.tile_groups * tiles.group_rows;
         i32 later_first = tiles.ring_groups * tiles.group_rows - tile_rows;
@@ -336,7 +353,9 @@ struct InShared {
             if (later_first >= tile_rows) later_first = 0, later_tile += gridDim.x;
         }
     }
-    // Writes the results of n rows of the tile, and begins to copy n_later rows to their places.
+    // Writes the results of n rows of the tile, from row `first` on, at index `element` of the
+    // array, and begins to copy n_later rows, at index later_element, to their places. Rows are
+    // at.pitch apart.
     __device__ void apply_group(const Coefs (&coefs)[W], i32 first, i32 n, i64 element,
                                 i64 later_element, i32 n_later) const {
         const i32 both = n < n_later ? n : n_later, most = n < n_later ? n_later : n;
@@ -344,13 +363,15 @@ struct InShared {
         i32 u = 0;
 #pragma unroll 1
         for (; u + DEPTH <= both; u += DEPTH, element += step, later_element += step)
-            apply_rows<DEPTH, true>(coefs, first + u, element, DEPTH, later_element, DEPTH);
+            apply_rows<DEPTH, /*ALL=*/true>(coefs, first + u, element, DEPTH, later_element, DEPTH);
 #pragma unroll 1
         for (; u < most; u += DEPTH, element += step, later_element += step)
-            apply_rows<DEPTH, false>(coefs, first + u, element, n - u, later_element, n_later - u);
+            apply_rows<DEPTH, /*ALL=*/false>(coefs, first + u, element, n - u, later_element,
+                                             n_later - u);
     }
-    // Writes the results of N rows, and begins to copy later rows to their places. Not ALL: n and
-    // n_later rows.
+    // Writes the results of rows u, ..., u + N - 1 of the tile, at index `element` of the array,
+    // and begins to copy N later rows, at index later_element, to their places. Not ALL: only the
+    // first n, and n_later.
     template <int N, bool ALL>
     __device__ void apply_rows(const Coefs (&coefs)[W], i32 u, i64 element, i32 n,
                                i64 later_element, i32 n_later) const {
@@ -360,7 +381,9 @@ struct InShared {
         if (op.writes()) write<N, ALL>(rows, coefs, element);
     }
 
-    // All work on a tile, whose copies have begun, and the start of copies of later tiles.
+    // All work on a tile, whose copies have begun: sums, coefficients, results, outputs of
+    // channels. Begins copies of later tiles. Thread c < n_channels reads and writes the numbers of
+    // channel c.
     __device__ void use(u32 tile) {
         const u32 channel = threadIdx.x, next = tile + gridDim.x;
         const bool leads = channel < at.n_channels(tile);
@@ -388,8 +411,8 @@ struct InShared {
     }
 };
 
-// Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory once, sums
-// them, and writes results.
+// Block b has tiles b, b + gridDim.x, ...: it copies their elements to shared memory (`memory`)
+// once, in slots of W elements, sums them, and writes results (op).
 template <int W, class Op>
 __device__ void in_shared(const Op& op, const StagedTiles& tiles, u8* memory) {
     InShared<Op, W> block(op, tiles, memory);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Sums over a channel: of a thread's elements, over threads, over parts, in a fixed order.
 //
-// A thread has sums of N channels, or of N columns, some of which may be of one channel. `Over` is
-// a set of threads that share channels: over(values) replaces values[k][i] by its sum over these
-// threads, in each of them; k < K numbers the sums, i < N the channels.
+// A thread has K sums of each of N channels, or of N columns, some of which may be of one channel.
+// An `Over` adds them up over a set of threads: over(values) replaces values[k][i] by its sum over
+// these threads, in each of them; k < K numbers the sums, i < N the channels.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "batch_norm/facts.cuh"
@@ -14,8 +14,8 @@ namespace cto::batch_norm::sums {
 using namespace facts::batch_norm;
 using vec::Vec;
 
-// see(x), with two arrays see(x, dy), with Y see(x, masked dy) for the elements [first, last) of each of the first
-// batch.n slots.
+// Calls see(x), with READ = 2 arrays see(x, dy), with 3 (Y of relu) see(x, masked dy), for the
+// elements [first, last) of each of the first batch.n of the thread's DEPTH slots.
 template <int READ, int DEPTH, class Batch, class See>
 __device__ __forceinline__ void show(const Batch& batch, int first, int last, const See& see) {
 #pragma unroll
@@ -35,13 +35,16 @@ __device__ __forceinline__ void show(const Batch& batch, int first, int last, co
 
 // ---- over threads -------------------------------------------------------------------------------
 
-// All threads of a block, with one channel. Two calls use different memory, so no barrier is needed
-// between them; before a third, or another OverBlock, there must be one.
+// Adds up over all threads of a block, which have one channel (N = 1): in warps, then over warps in
+// their order. Two calls use different memory, so no barrier is needed between them; before a
+// third, or another OverBlock, there must be one.
 template <class A>
 struct OverBlock {
     A* warp_sums;  // shared memory, four entries for each warp
     mutable u32 n_sums = 0;
 
+    // values[k][0] = sum over all threads, k < K, by way of an entry of shared memory for each
+    // warp.
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
         static_assert(K <= 2);
@@ -62,14 +65,18 @@ struct OverBlock {
     }
 };
 
-// The threads of a block with the same channels. The block is a matrix of width x height threads;
-// thread (x, y) has N columns from x * N on, and `length` neighbouring columns are a channel.
+// Adds up over the threads of a block with the same channels. The block is a matrix of width x
+// height threads; thread (x, y) has N columns from x * N on, and `length` neighbouring columns of
+// n_columns are a channel. Sum k of column i of thread (x, y) is in thread_sums[(k * N + i) *
+// THREADS + y * width + x].
 template <class A>
 struct OverColumns {
     u32 x, y, width, height;  // threads with y >= height have no columns
     u32 n_columns, length;
-    A* thread_sums;  // shared memory, K N entries for each thread
+    A* thread_sums;  // shared memory, K * N * THREADS entries
 
+    // Writes the values to shared memory; then each of the K N columns of entries is added up by
+    // one thread of each x, and all threads read the sums of their channels.
     template <int K, int N>
     __device__ void operator()(A (&values)[K][N]) const {
         __syncthreads();
@@ -82,9 +89,11 @@ struct OverColumns {
     }
 
   private:
+    // The entry of sum k of column i of thread (column, row); n: columns of a thread.
     __device__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
         return thread_sums[(k * n + i) * THREADS + row * width + column];
     }
+    // Writes the thread's values to its entries.
     template <int K, int N>
     __device__ void store(const A (&values)[K][N]) const {
 #pragma unroll
@@ -92,7 +101,7 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
     }
-    // column[0] = sum of its rows; SOME loads at a time, to hide their latency.
+    // column[0] = sum over y of column[y * width]; SOME loads at a time, to hide their latency.
     __device__ void sum_rows(A* column) const {
         constexpr u32 SOME = 4;
         A sums[SOME] = {};
@@ -113,8 +122,8 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) values[k][i] = at(k, N, i, 0, x);
     }
-    // Replaces, in row 0, the sum of each column by that of its channel. A thread does a channel, or a
-    // warp if channels have at least WARP columns.
+    // Replaces, in row 0, the sum of each column by that of its channel. A thread does a channel,
+    // or a warp if channels have at least WARP columns.
     template <int K, int N>
     __device__ void sum_channels() const {
         const u32 lanes = length >= WARP ? WARP : 1, lane = threadIdx.x % lanes;
@@ -144,16 +153,18 @@ __device__ A quotient_or_0(A sum, A n) {
     return n > 0 ? fast_divide(sum, n) : A(0);
 }
 
-// For each of N channels: n = number of elements, sum = sum of x - reference, squares = sum of (x -
-// mean)^2. Elements are added relative to a number close to them (`start`), and such sets are
-// merged by the distance of their means, so nothing cancels, even if the reference is far away.
+// Sums of the elements x of each of N channels: n = number of elements, sum = sum of x - reference,
+// squares = sum of (x - mean)^2. Elements are added relative to a number close to them (`start`),
+// and such sets are merged by the distance of their means, so nothing cancels, even if the
+// reference is far away.
 //
 // Two ways to use it:
 //     include each batch of elements, in a set of its own, which is then merged
 //     begin, add all batches, end: one set, cheaper
 //
-// A batch, `seen`, is a pieces::Batch or rows::Rows: seen.each(i, see) calls see(x) for its elements of
-// channel or column i, seen.any_of(i, reference) returns one of them, or `reference` if there is none.
+// A batch, `seen`, is a pieces::Batch or rows::Rows: seen.each(i, see) calls see(x) for its
+// elements of channel or column i, seen.any_of(i, reference) returns one of them, or `reference` if
+// there is none.
 template <class A, int N = 1>
 struct Moments {
     static constexpr int FIELDS = MOMENTS;
@@ -161,9 +172,11 @@ struct Moments {
     A sum[N] = {}, squares[N] = {};
     A start[N] = {};  // from begin to end, sums are of x - start
 
+    // Mean of x - reference in channel i.
     __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
 
-    // Adds the `count` elements of `seen`.
+    // Adds the elements of `seen`, `count` a channel. reference: the number that each channel's
+    // `sum` is relative to.
     template <class Seen>
     __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
         Moments some;
@@ -177,7 +190,8 @@ struct Moments {
         some.end(count, reference);
         merge(some);
     }
-    // start = mean of the first elements, `count` a channel. They are not added yet.
+    // start = mean of the elements of `seen`, the first ones, `count` a channel. They are not added
+    // yet.
     template <class Seen>
     __device__ void begin(const Seen& seen, A count, const A (&reference)[N]) {
 #pragma unroll
@@ -209,8 +223,8 @@ struct Moments {
             if (count > 0) sum[i] += count * (start[i] - reference[i]);
         }
     }
-    // Merges two disjoint sets of the same channels: n, sum and squares + (distance of the means)^2
-    // n_1 n_2 / (n_1 + n_2).
+    // Merges this set with `other`, of other elements of the same channels: n, sum and squares +
+    // (distance of the means)^2 n_1 n_2 / (n_1 + n_2).
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);
@@ -222,7 +236,8 @@ struct Moments {
         }
         n += other.n;
     }
-    // Merges the sets of all threads of `over`; each has the result.
+    // Merges the sets of all threads of `over`, in each of them: first n and sum, hence the common
+    // mean, then squares plus n times the squared distance from that mean.
     template <class Over>
     __device__ void join(const Over& over) {
         A first[2][N], second[1][N];
@@ -241,7 +256,8 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
-    // Merges the sets that each(see) passes to `see`, of all threads of `over`. All have one reference.
+    // Becomes the merge of the sets of all threads of `over`, each of which passes its own to `see`
+    // when each(see) is called (twice). All have one reference.
     template <class Each, class Over>
     __device__ void join_all(const Each& each, const Over& over) {
         A first[2][1] = {}, second[1][1] = {};
@@ -255,7 +271,7 @@ struct Moments {
         over(second);
         n = first[0][0], sum[0] = first[1][0], squares[0] = second[0][0];
     }
-    // The set of channel or column i.
+    // The set of channel or column i alone.
     __device__ Moments<A> column(int i) const {
         Moments<A> one;
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
@@ -276,16 +292,18 @@ struct Moments {
         }
         return all;
     }
-    // Reads from shared memory what `store` has written. Numbers are `stride` elements apart.
+    // Reads from shared memory what `store` has written, numbers `stride` elements apart.
     static __device__ Moments from_shared(const A* from, u32 stride = 1) {
         Moments moments;
         moments.n = from[0], moments.sum[0] = from[stride], moments.squares[0] = from[2 * stride];
         return moments;
     }
+    // Writes n, sum and squares of the first channel, `stride` elements apart.
     __device__ void store(A* to, u32 stride = 1) const {
         to[0] = n, to[stride] = sum[0], to[2 * stride] = squares[0];
     }
-    // Reads from global memory what `store` has written in another block.
+    // Reads from global memory what `store` has written in another block, numbers `stride` elements
+    // apart.
     static __device__ Moments load(const A* from, u32 stride) {
         Moments moments;
         moments.n = __ldcg(from);
@@ -295,21 +313,22 @@ struct Moments {
     }
 };
 
-// For each of N channels: sum of dy, and product = sum of dy * (x - reference). Used as Moments is.
+// Sums of the gradient of each of N channels: sum of dy, and product = sum of dy * (x - reference).
+// Used in the same two ways, include, or begin, add and end; numbers of elements are not needed.
 template <class A, int N = 1>
 struct Slopes {
     static constexpr int FIELDS = SLOPES;
     A sum[N] = {}, product[N] = {};
 
-    A start[N] = {};
+    A start[N] = {};  // the reference
 
-    // Adds the elements of a batch.
+    // Adds the elements of a batch, relative to `reference`.
     template <class Seen>
     __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
         begin(seen, 0, reference);
         add(seen);
     }
-    // Sums of x are of x - reference.
+    // Sets the reference; adds nothing.
     template <class Seen>
     __device__ void begin(const Seen&, A, const A (&reference)[N]) {
 #pragma unroll
@@ -361,13 +380,16 @@ struct Slopes {
             if (i >= first && i < last) all.merge(column(i));
         return all;
     }
+    // Reads from shared memory what `store` has written, numbers `stride` elements apart.
     static __device__ Slopes from_shared(const A* from, u32 stride = 1) {
         Slopes slopes;
         slopes.sum[0] = from[0], slopes.product[0] = from[stride];
         return slopes;
     }
+    // Writes sum and product of the first channel, `stride` elements apart.
     __device__ void store(A* to, u32 stride = 1) const { to[0] = sum[0], to[stride] = product[0]; }
-    // Reads from global memory what `store` has written in another block.
+    // Reads from global memory what `store` has written in another block, numbers `stride` elements
+    // apart.
     static __device__ Slopes load(const A* from, u32 stride) {
         Slopes slopes;
         slopes.sum[0] = __ldcg(from), slopes.product[0] = __ldcg(from + stride);

@@ -8,8 +8,9 @@ namespace cto::batch_norm::tile_place {
 
 using namespace facts::batch_norm;
 
-// Thread (x, y) has columns x * W, ..., x * W + W - 1 of a tile, in rows y, y + height, ... The columns
-// belong to at most two channels of the tile: `low`, and from column `split` of the W on, low + 1.
+// Thread (x, y) has columns x * W, ..., x * W + W - 1 of a tile, in rows y, y + height, ... The
+// columns belong to at most two channels of the tile: `low`, and from column `split` of the W on,
+// low + 1.
 template <int W>
 struct Place {
     const StagedTiles& tiles;
@@ -20,6 +21,8 @@ struct Place {
     i32 n_rows;   // rows of the thread in each of them
     i64 pitch;    // elements from a row of the thread to its next
 
+    // This thread's: x is the faster index; W columns reach into the next channel if it begins less
+    // than W columns on.
     __device__ explicit Place(const StagedTiles& tiles) : tiles(tiles) {
         x = threadIdx.x % tiles.width, y = threadIdx.x / tiles.width;
         height = blockDim.x / tiles.width;
@@ -33,11 +36,14 @@ struct Place {
                      : 0;
         pitch = height * tiles.n_channels * tiles.length;
     }
+    // The channel, counted in the tile, of the thread's column i.
     __device__ u32 channel(int i) const { return low + (i >= split); }
+    // Channels of a tile; the last one may have fewer.
     __device__ u32 n_channels(u32 tile) const {
         const i64 rest = tiles.n_channels - first_channel(tile);
         return rest < tiles.tile_channels ? static_cast<u32>(rest) : tiles.tile_channels;
     }
+    // The number of the tile's first channel.
     __device__ i64 first_channel(u32 tile) const {
         return static_cast<i64>(tile) * tiles.tile_channels;
     }
@@ -47,11 +53,13 @@ struct Place {
         const i32 n = rows(tile);
         return n < tiles.staged_rows ? n : tiles.staged_rows;
     }
+    // Index in the array of the thread's first column in its first row of a tile.
     __device__ i64 element(u32 tile) const {
         const i64 row = tiles.n_channels * tiles.length;
         return y * row + first_channel(tile) * tiles.length + x * W;
     }
-    // Threads with columns, which is also the pitch of sums in shared memory; the thread's index there.
+    // Number of threads with columns, which is also the pitch of fields of sums in shared memory;
+    // entry: the thread's index there, threads with the same columns are neighbours.
     __device__ u32 n_threads() const { return tiles.width * height; }
     __device__ u32 entry() const { return x * height + y; }
 };

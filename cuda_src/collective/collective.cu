@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Adaptive sums of two ranks' tensors.  CPU provider: cupy_training_ops/families/collective/reference.py
 //
-// result = a * own + b * other, where `other` are the tensors that the partner rank sent, and
+// For each tensor of a list, result = a * own + b * other, where `other` is the tensor that the
+// partner rank sent, and with dot products over all elements of the tensor
 //     a = 1 - own.other / (2 own.own)      b = 1 - own.other / (2 other.other)
-// of each tensor. Both ranks do this; they add in the same order, so that they get the same bits.
+// Both ranks do this; they add in the same order, so that they get the same bits.
+//
+// Tensors are cut into chunks of CHUNK elements, numbered over the list (sizes.first_chunk). Own
+// tensors have an address each (tensors.at[t]); the partner's lie in one array `others`, tensor t
+// from element starts.at[t] on. No tensor is empty. n_tensors of CAPACITY entries are used.
 #include "algorithm/multi_tensor.cuh"
 #include "collective/facts.cuh"
 #include "core/slots.cuh"
@@ -22,11 +27,11 @@ constexpr int UNROLL = 8;  // elements of each tensor that a thread loads togeth
 
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
-// own . own, other . other, own . other.
+// Sums of own^2, other^2 and own * other over a tensor's elements, or over a part of them.
 struct Dots {
     double own, other, both;
 
-    // Adds one element of the own and of the partner's array.
+    // Adds the products of own element x and the partner's element y.
     __device__ __forceinline__ void add(double x, double y) {
         own += x * x;
         other += y * y;
@@ -41,13 +46,14 @@ struct Dots {
 };
 static_assert(sizeof(Dots) == DOTS * sizeof(double));
 
-// result = own.tensor * own + other.tensor * other.
+// The factors a and b of a tensor.
 struct Scales {
     double own, other;
 };
 static_assert(sizeof(Scales) == SCALES * sizeof(double));
 
-// visit(i, own[i], other[i]) for the thread's elements i of the block's chunk.
+// Calls visit(i, own[i], other[i]) for this thread's elements i of the block's chunk: every
+// THREADS-th one. own and other point to the tensor's element 0.
 template <class Visit>
 __device__ __forceinline__ void visit_pairs(const T* own, const T* other, const Chunk& chunk,
                                             Visit visit) {
@@ -66,7 +72,8 @@ __device__ __forceinline__ void visit_pairs(const T* own, const T* other, const 
 
 constexpr double SMALL = 1.4916681462400413e-154;  // sqrt of the least normal double
 
-// 1 - both / (2 square); 1 if the square is so small that the tensor counts as zero.
+// 1 - both / (2 square): a or b, of square = own.own or other.other, both = own.other; 1 if the
+// square is so small that the tensor counts as zero.
 __device__ __forceinline__ double scale_of(double square, double both) {
     return square < SMALL ? 1.0 : 1.0 - both / (2.0 * square);
 }
@@ -75,8 +82,8 @@ __device__ __forceinline__ double scale_of(double square, double both) {
 
 using namespace cto;
 
-// partials[chunk] = Dots of the chunk; a block has one. `others` is the partner's tensors in one array,
-// tensor t from starts[t] on.
+// Writes the Dots of chunk c, three doubles, to partials[3 c], for the launch's n_tensors tensors;
+// block c does so.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__dots(const __grid_constant__ Pointers<CAPACITY> tensors,
                             const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -92,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) reinterpret_cast<Dots*>(partials)[blockIdx.x] = dots;
 }
 
-// scales[t] = Scales of tensor t, from its chunks' Dots, added in a fixed order; a block has one
-// tensor.
+// Writes the Scales of tensor t, two doubles, to scales[2 t], from its chunks' Dots in `partials`,
+// added in a fixed order. Block t does so.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__scales(const __grid_constant__ TensorSizes<CAPACITY> sizes,
                               const double* partials, double* scales) {
@@ -112,8 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                                          scale_of(dots.other, dots.both)};
 }
 
-// results[t][i] = own scale * tensors[t][i] + other scale * others[starts[t] + i]; a block has one
-// chunk. On both ranks the lower rank's term comes first.
+// results[t][i] = a * tensors[t][i] + b * others[starts[t] + i], {a, b} = the Scales of tensor t,
+// at scales[2 t]; block c does so for chunk c. own_is_first: this rank is the lower one, whose term
+// comes first on both ranks.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
                                const __grid_constant__ Pointers<CAPACITY> results,

@@ -10,12 +10,16 @@
 
 namespace cto::facts::collective {
 
+// Threads of a block
 constexpr int THREADS = 256;
-// Of a tensor that a block takes
+// Bytes of a tensor that a block takes
 constexpr int CHUNK_NBYTES = 32768;
-// Tensors a launch: two addresses, a size, a start and a chunk by value
+// Tensors of a launch, at most. Its arguments have two addresses, a size, a start and the first
+// chunk of each.
 constexpr int CAPACITY = CTO_CAPACITY;
+// Doubles of a chunk's sums of products: own * own, other * other, own * other
 constexpr int DOTS = 3;
+// Doubles of a tensor's factors (a, b): the result is a own + b other
 constexpr int SCALES = 2;
 
 }  // namespace cto::facts::collective

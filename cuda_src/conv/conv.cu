@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Convolutions and their gradients.  CPU provider: cupy_training_ops/families/conv/reference.py
 //
-// Matrix products, tile by tile, with implicit im2col. Families of kernels:
+// Matrix products, tile by tile, with implicit im2col. A position is a place of an image or output,
+// a tap one of the kernel, a filter a channel of Y. Families of kernels:
 //
 //     image, weight    tiles gathered from arrays in their own layout: a convolution or its data
 //                      gradient; the gradient of the weights
@@ -10,6 +11,9 @@
 //                      position, channel)
 //     depthwise        groups of one channel: no matrix product
 //     direct           gradients of an X with few channels, arrays (n, position, channel)
+//
+// layout has the extents of arrays and kernel, strides, pads, and how blocks and threads divide the
+// work (facts.cuh). In a compilation without a kernel (HAS_... below) that kernel is empty.
 #include "algorithm/transpose.cuh"
 #include "conv/depthwise_walks.cuh"
 #include "conv/direct_image.cuh"
@@ -29,8 +33,8 @@
 #ifndef CTO_ROWS
 #define CTO_ROWS 64
 #endif
-// Products of TF32 that one of floats becomes on tensor cores: 1, of rounded floats; 3, of their high
-// and low parts (staged arrays alone); 0: floats are multiplied exactly.
+// Products of TF32 that one of floats becomes on tensor cores: 1, of rounded floats; 3, of their
+// high and low parts (staged arrays alone); 0: floats are multiplied exactly.
 #ifndef CTO_TF32
 #define CTO_TF32 0
 #endif
@@ -78,10 +82,14 @@ constexpr int LINES_BLOCKS = ARE_SHORT ? BLOCKS + 1 : BLOCKS;
 constexpr int LINES_BLOCKS = BLOCKS;
 #endif
 template <bool LINES>
-using ImageTile = Tile<T, CTO_ROWS, ROUNDS, !LINES, false, LINES>;
+using ImageTile =
+    Tile<T, CTO_ROWS, ROUNDS, /*B_BY_COLUMNS=*/!LINES, /*A_BY_ROWS=*/false, /*COPIED=*/LINES>;
+// Y_LINES, X_LINES: lines of Y, of X are copied by vectors instead of gathered.
 template <bool Y_LINES, bool X_LINES>
-using WeightTileOf = Tile<T, CTO_ROWS, ROUNDS, X_LINES, Y_LINES, X_LINES>;
-using FewTile = Tile<T, FEW_ROWS, ROUNDS, false>;  // for conv__image_few and conv__weight_few
+using WeightTileOf =
+    Tile<T, CTO_ROWS, ROUNDS, /*B_BY_COLUMNS=*/X_LINES, /*A_BY_ROWS=*/Y_LINES, /*COPIED=*/X_LINES>;
+// For conv__image_few and conv__weight_few.
+using FewTile = Tile<T, FEW_ROWS, ROUNDS, /*B_BY_COLUMNS=*/false>;
 
 // GPUs with cp.async, for which staged kernels are compiled.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
@@ -104,8 +112,9 @@ constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
 #endif
-// Which kernels a compilation has. Each is kept small, so that a first call does not wait for
-// kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes: "float".)
+// Which kernels a compilation has; others are empty. Each compilation is small, so that a first
+// call does not wait for kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes:
+// "float".)
 //
 //     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
 //     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
@@ -145,66 +154,74 @@ using StagedTile =
 using namespace cto;
 
 // packed[tile][part][tap][d][r] = W of row `r` of the tile (a filter; in the gradient, a channel)
-// and of depth part * DEPTH + d (a channel; in the gradient, a filter), zeros beyond. A block for
-// each [tile][part][tap].
+// and of depth part * DEPTH + d (a channel; in the gradient, a filter), zeros beyond: W in the
+// order in which tiles of conv__image read it. A block for each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
-        pack<ImageTile<false>>(w, packed, layout);
+        pack<ImageTile</*LINES=*/false>>(w, packed, layout);
     }
 }
 
-// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X;
-// bias may be null. A block has a tile of ROWS channels and COLUMNS positions. packed: W from
-// conv__pack.
+// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
+// where `read` is dY; bias may be null. Arrays are (n, channel, position). A block has a tile of
+// ROWS channels and COLUMNS positions; there are column_tiles tiles of positions (of each residue
+// of a gradient's strides). packed: W from conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES) {
-        write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles,
-                                                    layout);
+        write_convolution<ImageTile</*LINES=*/false>, OFFSET>(read, packed, bias, written,
+                                                              column_tiles, layout);
     }
 }
 
-// conv__image for 1 x 1 taps and stride 1, if lines of positions start at multiples of 8 bytes:
-// they are read and written by vectors. `stages` parts are in dynamic shared memory.
+// conv__image for 1 x 1 taps and stride 1, if lines (the positions of one channel) start at
+// multiples of 8 bytes: they are read and written by vectors; packed: W from conv__pack. `stages`
+// (2 or 4) parts of the sum over channels are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
     conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (HAS_LINES)
-        write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
-                                                    reinterpret_cast<T*>(shared));
+        write_convolution_of_lines<ImageTile</*LINES=*/true>>(read, packed, bias, written, layout,
+                                                              stages, reinterpret_cast<T*>(shared));
 }
 
-// sums[part][tile] = the tile's sums over the positions of one part of x * y, for the gradient of
-// W; a block for each. y_sums[part][filter] = sums of y, for that of a bias; may be null.
+// sums[part][tile][row][column] = sum of x * y over one part of the positions, for the gradient of
+// W: rows are filters, columns channels and taps (weight.cuh). A block for each [part][tile].
+// y_sums[part][filter] = sums of y = dY, for the gradient of a bias; may be null.
 // conv__weight_total adds the parts.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES) {
-        sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+        sum_weights<WeightTileOf</*Y_LINES=*/false, /*X_LINES=*/false>, OFFSET>(x, y, sums, y_sums,
+                                                                                layout);
     }
 }
 
-// conv__weight, if lines of y are aligned, so that they are copied by vectors.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, if lines of y (the positions of one filter) are aligned: they are copied by
+// vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES && sizeof(T) == 2)
-        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
+        sum_weights<WeightTileOf</*Y_LINES=*/true, /*X_LINES=*/false>, OFFSET>(x, y, sums, y_sums,
+                                                                               layout);
 }
 
-// conv__weight for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied by
-// vectors. `stages` parts are in dynamic shared memory.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, for 1 x 1 taps and stride 1, if lines of x and y are aligned: both are copied
+// by vectors. `stages` (2 or 4) stages of DEPTH positions are in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
     if constexpr (HAS_LINES)
-        sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
-                                                       reinterpret_cast<T*>(shared));
+        sum_weights_of_lines<WeightTileOf</*Y_LINES=*/true, /*X_LINES=*/true>>(
+            x, y, sums, y_sums, layout, stages, reinterpret_cast<T*>(shared));
 }
 
 // w = sum over `count` parts of `parts`, the sums of conv__weight; bias = sum of y_parts, by the
@@ -213,12 +230,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
     if constexpr (HAS_TILES || HAS_LINES) {
-        write_weights_and_bias<WeightTileOf<false, false>>(parts, w, y_parts, bias, count, summers,
-                                                           layout);
+        write_weights_and_bias<WeightTileOf</*Y_LINES=*/false, /*X_LINES=*/false>>(
+            parts, w, y_parts, bias, count, summers, layout);
     }
 }
 
-// conv__pack for FewTile, whose tiles have few rows.
+// packed[tile][part][tap][d][r] = W of row `r` of the tile and of depth part * DEPTH + d, zeros
+// beyond, for tiles of FEW_ROWS rows. A block for each [tile][part][tap].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack_few(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
@@ -226,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__image for FewTile, whose tiles have few rows.
+// written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, by tiles
+// of FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                     const __grid_constant__ ImageLayout layout) {
@@ -235,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
     }
 }
 
-// conv__weight for FewTile, whose tiles have few rows.
+// sums[part][tile][row][column] = sum of x * y over a part of the positions, y_sums[part][filter] =
+// sum of y or null, by tiles of FEW_ROWS rows.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_few(const T* x, const T* y, A* sums, A* y_sums,
                      const __grid_constant__ WeightLayout layout) {
@@ -244,7 +264,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__weight_total for FewTile, whose tiles have few rows.
+// w = sum over `count` parts of `parts`, the sums of conv__weight_few; bias = sum of y_parts, its
+// y_sums, by the blocks after those of w. `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total_few(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                            const __grid_constant__ WeightLayout layout) {
@@ -253,13 +274,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// y = bias + depthwise convolution of x with w: groups of one channel, arrays (n, channel,
-// position). bias may be null. A thread writes STRIP neighbouring positions.
+// y = bias + depthwise convolution of x with w (filter, tap): groups of one channel, arrays (n,
+// channel, position). bias may be null. A thread writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        write_depthwise<false>(x, w, bias, y, layout);
+        write_depthwise</*GRADIENT=*/false>(x, w, bias, y, layout);
     }
 }
 
@@ -269,13 +290,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        write_depthwise<true>(y, w, bias, x, layout);
+        write_depthwise</*GRADIENT=*/true>(y, w, bias, x, layout);
     }
 }
 
-// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image;
-// y_sums[part][filter] = sum of y, may be null. Arrays are (n, channel, position). A block has TAPS
-// x TAPS taps of a filter and one part.
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image,
+// for the gradient of a depthwise W; y_sums[part][filter] = sum of y. Either may be null. Arrays
+// are (n, channel, position). A block has TAPS x TAPS taps of a filter and one part.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
@@ -284,7 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_weight with WIDE_TAPS x WIDE_TAPS taps a block.
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
+// of y, over every parts-th image, with WIDE_TAPS x WIDE_TAPS taps a block; either may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                                 const __grid_constant__ DepthwiseLayout layout) {
@@ -293,9 +315,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise, or with is_gradient conv__depthwise_gradient, of arrays (n, position,
-// channel). A block has LINE_VECTORS vectors of channels and `of_block` strips, a thread
-// a vector and a strip.
+// written = bias + depthwise convolution of `read` with w (channel, tap), or with is_gradient its
+// gradient for X, where `read` is dY; bias may be null. Arrays are (n, position, channel). A block
+// has LINE_VECTORS vectors of channels and `of_block` strips (STRIP neighbouring positions), a
+// thread one of the vectors and some of the strips.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
@@ -304,8 +327,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// conv__depthwise_weight of arrays (n, position, channel): sums[part][channel][tap] over `of_part`
-// neighbouring strips.
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads] over `of_part`
+// neighbouring strips of Y, for the gradient of a depthwise W; y_sums[part][channel] = sum of y.
+// Either may be null. Arrays are (n, position, channel).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -314,8 +338,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines for TAPS x TAPS taps, stride and dilation 1: a thread walks down `rows`
-// rows of a strip and reads each row once for all taps.
+// written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
+// for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n, position, channel).
+// A block has `of_block` walks: a thread walks down `rows` rows of an image, STRIP columns wide,
+// and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
@@ -326,8 +352,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// conv__depthwise_lines_weight for TAPS x TAPS taps, stride and dilation 1: a thread walks down
-// `rows` rows of a strip.
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads], y_sums[part][channel] =
+// sum of y; either may be null. Arrays are (n, position, channel). For TAPS x TAPS taps, stride and
+// dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
@@ -336,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     }
 }
 
-// to[n][j][i] = from[n][i][j], i < height, j < width.
+// to[n][j][i] = from[n][i][j], i < height, j < width: channels first to last, or back.
 extern "C" __global__ void __launch_bounds__(facts::TRANSPOSING_THREADS, TRANSPOSING_BLOCKS)
     conv__transpose(const T* from, T* to, i64 height, i64 width) {
     if constexpr (WITHOUT_TILES) {
@@ -368,8 +395,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
-// whole vectors of 16 bytes; rows[position] = where a position of Y reads X. A block has a tile of
-// one of them; arrays of 0 blocks are left out. See conv/staging.cuh.
+// whole vectors of 16 bytes; rows[position] = where a position of Y reads X: the vector of its
+// first tap, and a bit for each tap inside. A block has a tile of one of them; arrays of 0 blocks
+// are left out.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
@@ -382,8 +410,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 // Two kernels over staged arrays in one launch, so that blocks of one run while the last of the
 // other leave multiprocessors idle:
 //
-//     blocks [first_of_weights, + blocks_of_weights)   sums, y_sums as conv__weight
-//     the others                                       written as conv__image, packed = staged W
+//     blocks [first_of_weights, + blocks_of_weights)   sums[part][tile][row][column] of x * y, and
+//                                                      y_sums[part][filter] of y, as conv__weight
+//     the others                                       written = bias + convolution of `read`, or
+//                                                      its gradient for X; packed: staged W
+//
+// rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps; column_tiles: tiles
+// of positions of each residue. The last three: how W and `written` lie, and the layouts of both.
 extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
@@ -406,8 +439,9 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
 }
 
 // w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights),
-// with `filters` filters a block; filters = 0: W has channels last, as its sums have. bias = sum of
-// y_parts: the blocks after these.
+// with `filters` filters a block; filters = 0: W has channels last, as its sums have.
+// joined_filters: filters of each of the groups that staging joined to one (staged_total.cuh). bias
+// = sum of y_parts: the blocks after these. `summers` and bias_summers threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
@@ -433,9 +467,10 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS, STAGED_BLOCKS)
         conv::direct_image::write_direct<DirectTile, GOES_DIRECT>(y, w, bias, x, layout, shared);
 }
 
-// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of
-// positions, for an X of few channels; y_sums[part][filter] = sums of y. Either may be null.
-// Block part * column_tiles + column tile.
+// sums[part][column tile][filter][column] = gradient of W over every parts-th tile of positions,
+// for an X of few channels; y_sums[part][filter] = sums of y. Either may be null. Columns are
+// channels and taps in the order of direct_weight.cuh. Block part * column_tiles + column tile does
+// one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__direct_weight(const T* x, const T* y, A* sums, A* y_sums, u32 column_tiles,
                         const __grid_constant__ DirectLayout layout) {
@@ -446,7 +481,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
 }
 
 // Blocks before blocks_of_weights: w = sum over `count` parts of `parts`, which conv__direct_weight
-// wrote. The others: bias = sum of y_parts. `summers` threads share a sum.
+// wrote. The others: bias = sum of y_parts. `summers` threads share a sum; column_tiles: tiles of
+// columns.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__direct_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        u32 column_tiles, u32 blocks_of_weights,

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Convolutions with groups of one channel, of arrays (n, channel, position), without a matrix
-// product. A strip is STRIP neighbouring positions of a line.
+// product. A strip is STRIP neighbouring positions of a line (along the last axis) of the array
+// that is written, a thread's work. A group has `filters` filters; W is (filter of all groups,
+// tap).
+//
+// Fields of DepthwiseLayout, some of each of three axes: image, output, extents of X and Y; kernel,
+// stride, dilation, pad. batch: images; groups: channels of X. strips of a line, lines of a slice
+// (along the first axis), strips of_plane (of an image), as Divisors: of the array that is written,
+// or, in the gradient of W, of Y. in_vectors: 3 x 3 taps with stride, dilation and pad 1 on aligned
+// lines of whole strips.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "conv/weight.cuh"
@@ -33,8 +41,8 @@ __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, 
     return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
 }
 
-// to[i] = line[first + i], i < N, zeros outside of the line; elements of two bytes by pairs where
-// these are aligned and end with the line.
+// to[i] = line[first + i], i < N, zeros where first + i is not in [0, extent), the line; elements
+// of two bytes by pairs where these are aligned and end with the line.
 template <int N, class E>
 __device__ __forceinline__ void load_neighbours(const E* line, i32 first, i32 extent,
                                                 Acc<E> (&to)[N]) {
@@ -57,13 +65,14 @@ __device__ __forceinline__ void load_neighbours(const E* line, i32 first, i32 ex
                                                                        : Acc<E>(0);
 }
 
-// True if positions read neighbours of a line by neighbouring taps.
+// True if neighbouring taps, and neighbouring positions, read neighbours of a line.
 __device__ __forceinline__ bool is_dense(const DepthwiseLayout& layout) {
     return layout.stride[2] == 1 && layout.dilation[2] == 1;
 }
 
-// to[i][j] = what position p + i reads by tap + j, i < STRIP, j < N; zeros outside of the line.
-// With stride and dilation 1, always so for WIDE_TAPS, these are STRIP + N - 1 neighbours.
+// to[i][j] = what position p + i of the last axis reads of `line` by tap + j, i < STRIP, j < N;
+// zeros outside of the line. With stride and dilation 1, always so for WIDE_TAPS, these are STRIP +
+// N - 1 neighbours. GRADIENT: p is a position of X, and `line` of dY.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
                                           i32 tap, Acc<E> (&to)[STRIP][N]) {
@@ -86,11 +95,13 @@ __device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& 
     }
 }
 
+// A strip: STRIP neighbouring positions along the last axis.
 struct Strip {
-    i32 at[3];  // its first position
+    i32 at[3];  // its first position, along the three axes
 };
 
-// Strip `index` of an image or output.
+// Strip number `index` of an image or output: slice, then line of the slice, then strip of the
+// line.
 __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 index) {
     const u32 line = quotient(index, layout.strips), slice = quotient(line, layout.lines);
     return {static_cast<i32>(slice),
@@ -98,9 +109,9 @@ __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 ind
             static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};
 }
 
-// window[i] = line[p - 1 + i], i < STRIP + 2, zeros outside of the line: what a strip reads by
-// three taps with stride, dilation and pad 1. For layout.in_vectors, which is such a convolution
-// with aligned lines of whole strips.
+// window[i] = line[p - 1 + i], i < STRIP + 2, zeros outside of the line of `width` elements: what
+// the strip from p on reads by three taps with stride, dilation and pad 1. For layout.in_vectors,
+// which is such a convolution with aligned lines of whole strips.
 template <class E>
 __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
                                             Acc<E> (&window)[STRIP + TAPS - 1]) {
@@ -112,7 +123,9 @@ __device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
     for (int i = 0; i < STRIP; ++i) window[1 + i] = middle[i];
 }
 
-// add_channel for in_vectors. The gradient has the taps in reverse order.
+// sums[i] += sum over 3 x 3 taps `w`, with stride, dilation and pad 1, of w[tap] * what position i
+// of the strip reads of a plane `read` of height x width. The GRADIENT has the taps in reverse
+// order. For layout.in_vectors (read_window).
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const Strip& strip,
                                                i32 height, i32 width, Acc<E> (&sums)[STRIP]) {
@@ -132,7 +145,8 @@ __device__ __forceinline__ void add_neighbours(const E* read, const E* w, const 
     }
 }
 
-// sums[i] += w[0] * what p + i reads by tap 0 + ... over `taps` taps of a line, N at a time.
+// sums[i] += sum over tap < taps of w[tap] * (what position p + i reads of `line` by the tap), i <
+// STRIP; N taps at a time. GRADIENT: p is a position of X, and `line` of dY.
 template <bool GRADIENT, int N, class E>
 __device__ __forceinline__ void add_line(const E* line, const E* w, const DepthwiseLayout& layout,
                                          i32 p, i32 taps, Acc<E> (&sums)[STRIP]) {
@@ -150,7 +164,8 @@ __device__ __forceinline__ void add_line(const E* line, const E* w, const Depthw
     }
 }
 
-// sums[i] += sum over taps of w[tap] * read[position that strip position i reads by the tap].
+// sums[i] += sum over all taps of w[tap] * read[what position i of the strip reads by the tap], i <
+// STRIP. `read`: one channel of one image (of dY, if GRADIENT); w: the channel's taps.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void add_channel(const E* read, const E* w,
                                             const DepthwiseLayout& layout, const Strip& strip,
@@ -173,7 +188,10 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
     }
 }
 
-// Each thread writes a strip. The gradient sums over the filters of the channel's group.
+// Each thread writes a strip: written = bias + sum over taps of w * read, or if GRADIENT its
+// gradient for X, which also sums over the filters of the channel's group. Threads are numbered
+// (image, channel, strip). IN_VECTORS: layout.in_vectors, 3 x 3 taps on aligned lines of whole
+// strips.
 template <bool GRADIENT, bool IN_VECTORS, class E>
 __device__ __forceinline__ void write_strips(const E* read, const E* w, const E* bias, E* written,
                                              const DepthwiseLayout& layout) {
@@ -214,26 +232,30 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
         if (strip.at[2] + i < width) to[i] = from_acc<E>(sums[i]);
 }
 
-// See conv__depthwise and conv__depthwise_gradient.
+// written = bias + depthwise convolution of `read` with w (filter, tap), or if GRADIENT its
+// gradient for X, where `read` is dY; bias may be null. A thread writes a strip.
 template <bool GRADIENT, class E>
 __device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
                                                 E* written, const DepthwiseLayout& layout) {
     if (layout.in_vectors)
-        write_strips<GRADIENT, true>(read, w, bias, written, layout);
+        write_strips<GRADIENT, /*IN_VECTORS=*/true>(read, w, bias, written, layout);
     else
-        write_strips<GRADIENT, false>(read, w, bias, written, layout);
+        write_strips<GRADIENT, /*IN_VECTORS=*/false>(read, w, bias, written, layout);
 }
 
 // ---- the gradient of the weights ----------------------------------------------------------------
 
-// A block's filter (`channel` of Y), part, and first tap.
+// A block's filter (`channel` of Y), part (of the images, or of strips), and first tap (k0, k1,
+// k2).
 struct TapTile {
     u32 channel, part;
     i32 k0, k1, k2;
 };
 
-// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], unless x is null, and y_sum
-// += y[p], over the thread's strips of every parts-th image.
+// of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], i, j < N, unless x is null,
+// and y_sum += y[p], over the positions p of the thread's strips, every THREADS-th of the strips of
+// images tile.part, tile.part + parts, ... of filter tile.channel. IN_VECTORS: 3 x 3 taps on
+// aligned lines of whole strips.
 template <bool IN_VECTORS, int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
                                            const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],
@@ -272,14 +294,15 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
                     for (int j = 0; j < N; ++j) of_taps[i][j] += slopes[p] * window[p + j];
             }
         } else {
-            const i32 u0 = read_by<false>(layout, 0, strip.at[0], tile.k0);
+            const i32 u0 = read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                const i32 u1 = read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+                const i32 u1 = read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
                 if ((u0 | u1) < 0) continue;
                 Acc<E> of_line[STRIP][N];
-                read_line<false, N>(of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout,
-                                    strip.at[2], tile.k2, of_line);
+                read_line</*GRADIENT=*/false, N>(
+                    of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout, strip.at[2],
+                    tile.k2, of_line);
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
                     if (strip.at[2] + p < width) {
@@ -291,8 +314,10 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
     }
 }
 
-// sums[part][filter][tap], unless x is null; y_sums[part][filter], unless it is null. A block has N
-// x N taps of one filter, and every parts-th image.
+// sums[part][filter][tap] = sum of y * x, unless x is null; y_sums[part][filter] = sum of y, unless
+// it is null. A block has N x N taps of one filter, and every parts-th image (blocks are numbered
+// part, tile of taps, filter); its threads add strips, then each warp adds the threads' sums of
+// some of the taps.
 template <int N, class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
                                                       Acc<E>* y_sums, i32 parts,
@@ -304,15 +329,16 @@ __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Ac
     const u32 tiles = layout.kernel[0] * tiles1 * tiles2, rest = blockIdx.x / channels;
     const u32 channel = blockIdx.x - rest * channels, part = rest / tiles;
     const i32 index = rest - part * tiles;
+    // channel, part, k0, k1, k2
     const TapTile tile{channel, part, static_cast<i32>(index / (tiles1 * tiles2)),
                        static_cast<i32>(index / tiles2 % tiles1 * N),
                        static_cast<i32>(index % tiles2 * N)};
     if (!x && index > 0) return;
     Acc<E> of_taps[N][N] = {}, of_y = 0;
     if (N == TAPS && layout.in_vectors)
-        add_strips<true>(x, y, parts, tile, layout, of_taps, of_y);
+        add_strips</*IN_VECTORS=*/true>(x, y, parts, tile, layout, of_taps, of_y);
     else
-        add_strips<false>(x, y, parts, tile, layout, of_taps, of_y);
+        add_strips</*IN_VECTORS=*/false>(x, y, parts, tile, layout, of_taps, of_y);
 #pragma unroll
     for (int i = 0; i < N * N; ++i) of_threads[i][threadIdx.x] = of_taps[i / N][i % N];
     of_threads[N * N][threadIdx.x] = of_y;
@@ -338,7 +364,9 @@ __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Ac
 
 constexpr int LONG_PLANE = 512;  // planes of so many elements are read by vectors, a warp each
 
-// sums[part][channel] = sum of y over every parts-th image; a block for each.
+// sums[part][channel] = sum of y (n, channel, position) over every parts-th of `batch` images, from
+// `part` on; a block for each. plane: positions of an image. Planes below LONG_PLANE are read as
+// one sequence of the part's elements.
 template <class E>
 __device__ __forceinline__ void sum_channels(const E* y, Acc<E>* sums, i64 batch, i32 channels,
                                              i32 parts, const Divisor& plane) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Convolutions with groups of one channel and one filter, of arrays (n, position, channel). A
-// thread has a vector of V channels, a block a tile of LINE_VECTORS vectors.
+// thread has a vector of V neighbouring channels, of some strips (STRIP neighbouring positions of a
+// line along the last axis); a block a tile of LINE_VECTORS vectors.
 #pragma once
 #include "conv/depthwise.cuh"
 
@@ -15,6 +16,7 @@ struct Own {
     i32 first, across, down;  // first: the tile's first channel
     i32 row, vector;
 
+    // Of tile number `tile` of channels; the last one may have fewer vectors.
     __device__ __forceinline__ Own(const DepthwiseLayout& layout, u32 tile) {
         const i32 before = tile * LINE_VECTORS;
         first = before * V;
@@ -23,6 +25,7 @@ struct Own {
         row = threadIdx.x / across;
         vector = threadIdx.x - row * across;
     }
+    // The first of the thread's V channels.
     __device__ __forceinline__ i32 channel() const { return first + vector * V; }
 };
 
@@ -36,8 +39,8 @@ __device__ __forceinline__ u32 line_tiles(const DepthwiseLayout& layout) {
 // depthwise::read_by, with GRADIENT at run time.
 __device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap,
                                        bool is_gradient) {
-    return is_gradient ? depthwise::read_by<true>(layout, axis, p, tap)
-                       : depthwise::read_by<false>(layout, axis, p, tap);
+    return is_gradient ? depthwise::read_by</*GRADIENT=*/true>(layout, axis, p, tap)
+                       : depthwise::read_by</*GRADIENT=*/false>(layout, axis, p, tap);
 }
 
 // V channels in registers: words, since compilers move elements of two bytes one by one.
@@ -51,8 +54,8 @@ __device__ __forceinline__ void widen_all(const Words<E, V> (&from)[N], Acc<E> (
     for (int i = 0; i < N; ++i) vec::widen<E>(from + i, to[i]);
 }
 
-// window[i] = the V channels at line[(first + i) * pitch], zeros where first + i is not
-// in [0, extent); i < N.
+// window[i] = the V channels of position first + i of a line, at line + (first + i) * pitch; zeros
+// where first + i is not in [0, extent); i < N.
 template <int N, class E, class Vector>
 __device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
                                             Vector (&window)[N]) {
@@ -78,8 +81,9 @@ __device__ __forceinline__ void add_products(const E* weights, const Acc<E> (*re
 }
 
 // sums[i][c] += weights[k * pitch + c] * line[u][c] over the taps k of the line, where u is the
-// position that p + i reads by tap k (read_by), zero beside the line; i < STRIP, c < V. A dense
-// line is loaded as a window of STRIP + TAPS - 1 positions for TAPS taps at a time.
+// position that p + i reads by tap k (read_by), zero beside the line (with is_gradient, of dY, else
+// of X); i < STRIP, c < V. A dense line is loaded as a window of STRIP + TAPS - 1 positions for
+// TAPS taps at a time.
 template <int V, class E>
 __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pitch, i32 p,
                                          bool is_gradient, const DepthwiseLayout& layout,
@@ -119,9 +123,10 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
     }
 }
 
-// A block has a tile of channels and `of_block` neighbouring strips: written = bias + sum over taps
-// of w * read, or with is_gradient the gradient of that for X. weights[tap][channel of the tile]
-// are in shared memory.
+// written = bias + sum over taps of w * read, or with is_gradient the gradient of that for X, where
+// `read` is dY; bias may be null. Block part * tiles + tile has a tile of channels and `of_block`
+// neighbouring strips, numbered through all images. weights[tap][channel of the tile] are in shared
+// memory.
 template <class E>
 __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* bias, E* written,
                                             i64 of_block, bool is_gradient,
@@ -177,14 +182,16 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
 
 // ---- the gradient of the weights ----------------------------------------------------------------
 
-// Sums of LINE_SUMS channels, one for each of TAPS x TAPS taps.
+// A thread's sums for the gradient of W: for each of LINE_SUMS channels c, of_taps[i][j][c] of TAPS
+// x TAPS taps, and of_y[c] for the bias.
 template <class E>
 struct LineSums {
     using Vector = Words<E, LINE_SUMS>;
     Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
 
     // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a
-    // strip, where u is what p reads by tap (k0, k1 + i, k2 + j).
+    // strip, where u is what p reads by tap (k0, k1 + i, k2 + j). x: at the thread's channels of
+    // the image, null if only of_y is wanted; y: at its channels of the strip's first position.
     __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
                                         const Strip& strip, const DepthwiseLayout& layout) {
         const int count = min(STRIP, layout.output[2] - strip.at[2]);
@@ -196,11 +203,12 @@ struct LineSums {
         for (int p = 0; p < STRIP; ++p)
 #pragma unroll
             for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
-        const i32 u0 = depthwise::read_by<false>(layout, 0, strip.at[0], tile.k0);
+        const i32 u0 = depthwise::read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
         if (!x || u0 < 0) return;
 #pragma unroll
         for (int i = 0; i < TAPS; ++i) {
-            const i32 u1 = depthwise::read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+            const i32 u1 =
+                depthwise::read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
             if (u1 < 0) continue;
             const E* const line =
                 x + (static_cast<i64>(u0) * layout.image[1] + u1) * layout.image[2] * layout.groups;
@@ -221,8 +229,8 @@ struct LineSums {
                 Acc<E> read[TAPS][LINE_SUMS];
 #pragma unroll
                 for (int j = 0; j < TAPS; ++j) {
-                    const i32 u2 =
-                        depthwise::read_by<false>(layout, 2, strip.at[2] + p, tile.k2 + j);
+                    const i32 u2 = depthwise::read_by</*GRADIENT=*/false>(
+                        layout, 2, strip.at[2] + p, tile.k2 + j);
                     Vector loaded[1];
                     load_window(line, u2, layout.image[2], layout.groups, loaded);
                     vec::widen<E>(loaded, read[j]);
@@ -242,8 +250,9 @@ struct LineSums {
     }
 };
 
-// sums[part][channel][tap], y_sums[part][channel] = the sums of the block's threads, added in their
-// order; either may be null.
+// Writes sums[part][channel][tap] of the taps of `tile`, and y_sums[part][channel]: the sums
+// (line_sums) of the block's threads with the same channels, added in the order of own.row; either
+// array may be null.
 template <class E>
 __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
                                                 const Own<LINE_SUMS>& own, const TapTile& tile,
@@ -274,8 +283,9 @@ __device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
     }
 }
 
-// See conv__depthwise_lines_weight. A block has TAPS x TAPS taps, a tile of channels, and `of_part`
-// neighbouring strips.
+// sums[part][channel][tap] = sum of y * x over the part's strips, unless x is null;
+// y_sums[part][channel] = sum of y, unless null. A block has TAPS x TAPS taps, a tile of channels,
+// and `of_part` neighbouring strips of Y.
 template <class E>
 __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc<E>* sums,
                                                      Acc<E>* y_sums, i64 of_part,
@@ -287,6 +297,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
     const Own<LINE_SUMS> own(layout, blockIdx.x - rest * line_tiles);
     const u32 part = rest / tap_tiles;
     const i32 index = rest - part * tap_tiles;
+    // channel (unused: `own` has channels), part, k0, k1, k2
     const TapTile tile{0, part, static_cast<i32>(index / (tiles1 * tiles2)),
                        static_cast<i32>(index / tiles2 % tiles1 * TAPS),
                        static_cast<i32>(index % tiles2 * TAPS)};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1: a thread walks down some
-// rows of a strip and reads each row once for all rows of taps.
+// depthwise_lines.cuh for TAPS x TAPS taps with stride and dilation 1. A walk is STRIP neighbouring
+// columns in some neighbouring rows of an image; a thread goes down its rows, ACROSS columns at a
+// time, and reads each row once for all rows of taps.
 #pragma once
 #include "conv/depthwise_lines.cuh"
 
@@ -16,11 +17,12 @@ static_assert(TAPS == 3);
 template <class E>
 using Vector = vec::Vec<E, V>;
 
-// Rows [row, end) of a strip of image n, from `column` on.
+// Rows [row, end) of image n, in STRIP columns from `column` on.
 struct Walk {
     i64 n;
     i32 row, end, column;
 
+    // Walk number `index`, through all images; each has `rows` of an image's all_rows rows.
     __device__ __forceinline__ Walk(const DepthwiseLayout& layout, i64 index, i32 rows,
                                     i32 all_rows) {
         const auto cell = fast_division::cell_at(index, layout.of_plane);
@@ -32,7 +34,9 @@ struct Walk {
     }
 };
 
-// window[i] = the V channels of row `row` at column first + i; zeros outside of the image.
+// window[i] = the V channels of row `row` at column first + i, i < N; zeros outside of the image.
+// line: address of the row's column 0; extents: of the image; pitch: elements from a column to the
+// next.
 template <int N, class E>
 __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, const i32 (&extents)[3],
                                          i32 pitch, Words<E, V> (&window)[N]) {
@@ -40,7 +44,8 @@ __device__ __forceinline__ void load_row(const E* line, i32 row, i32 first, cons
     load_window(line, first, is_inside ? extents[2] : 0, pitch, window);
 }
 
-// Returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS - 1][c] * read[TAPS - 1][c].
+// Channel c of one row of taps: returns sum + weights[0][c] * read[0][c] + ... + weights[TAPS -
+// 1][c] * read[TAPS - 1][c].
 template <class A>
 __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)[V], int c, A sum) {
 #pragma unroll
@@ -48,9 +53,11 @@ __device__ __forceinline__ A of_row(const A (&weights)[TAPS][V], const A (*read)
     return sum;
 }
 
-// written = bias + sum over TAPS x TAPS taps of w * read; the gradient has the taps in reverse. A
-// thread walks down rows and reads each once: sums[0] is of the written row for which the row just
-// read is the last, sums[1] and sums[2] of the next two.
+// written = bias + sum over TAPS x TAPS taps of w * read, or with is_gradient the gradient of that
+// for X, which has the taps in reverse; bias may be null. Block part * tiles + tile has a tile of
+// channels and `of_block` walks of `rows` rows. A thread walks down rows and reads each once:
+// sums[0] is of the written row for which the row just read is the last, sums[1] and sums[2] of the
+// next two.
 template <class E>
 __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* bias, E* written,
                                            i64 of_block, i32 rows, bool is_gradient,
@@ -119,8 +126,9 @@ __device__ __forceinline__ void walk_lines(const E* read, const E* w, const E* b
     }
 }
 
-// Each tap's sum += y[position][c] * x[position + tap][c] over the walk's rows, of_y += y. A row of
-// X is read once; `slopes` has the TAPS rows of Y that it is multiplied with.
+// sums.of_taps of each tap += y[position][c] * x[position + tap][c] over the walk's rows, in ACROSS
+// columns from `column` on; sums.of_y += y. x (or null) and y are at the thread's channels. A row
+// of X is read once; `slopes` has the TAPS rows of Y that it is multiplied with.
 template <class E>
 __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& walk, i32 column,
                                          const DepthwiseLayout& layout, LineSums<E>& sums) {
@@ -164,7 +172,8 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk& wal
 }
 
 // sums[part][channel][tap] = sum of y * x over the part's positions, y_sums[part][channel] = sum of
-// y. A block has a tile of channels and `of_part` neighbouring strips.
+// y; either may be null. Block part * tiles + tile has a tile of channels and `of_part`
+// neighbouring walks of `rows` rows of Y.
 template <class E>
 __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, Acc<E>* y_sums,
                                           i64 of_part, i32 rows, const DepthwiseLayout& layout) {
@@ -181,7 +190,8 @@ __device__ __forceinline__ void sum_walks(const E* x, const E* y, Acc<E>* sums, 
             add_walk(x ? x + own.channel() : nullptr, y + own.channel(), walk, column, layout,
                      line_sums);
     }
-    write_line_sums(line_sums, own, TapTile{0, part, 0, 0, 0}, sums, y_sums, layout);
+    write_line_sums(line_sums, own, TapTile{/*channel=*/0, part, /*k0=*/0, /*k1=*/0, /*k2=*/0},
+                    sums, y_sums, layout);
 }
 
 }  // namespace cto::conv::depthwise_walks

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The gradient of an X of few channels as a product: rows are positions of the reduced image
 // (direct.cuh), columns the elements of X at each of them, and the sum is over window taps and
-// filters. Shared memory has W, and the part of dY that a tile of positions reads.
+// filters. Shared memory has W, and the part of dY that a tile of positions reads (its halo).
 #pragma once
 #include "conv/direct.cuh"
 
@@ -11,8 +11,9 @@ using namespace direct;
 using namespace image;
 using namespace staged_tile;
 
-// to[panel][window tap][column][filter] = W for these; zeros where the kernel has no such tap.
-// Columns are (row residue, element of a run). `line % DIRECT_ROWS` is the column.
+// Writes to[panel][window tap][column][filter], in shared memory, from W; zeros where the kernel
+// has no such tap. Columns, DIRECT_ROWS, are (row residue, element of a run). A thread writes whole
+// lines: line number (panel * taps + tap) * DIRECT_ROWS + column.
 template <class Tile>
 __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectLayout& layout,
                                         u8* to) {
@@ -43,8 +44,8 @@ __device__ __forceinline__ void stage_w(const typename Tile::E* w, const DirectL
     }
 }
 
-// halo[position][filter] = dY at the height x width positions that the tile reads, the filters of
-// one panel; zeros outside of dY.
+// Begins to copy to halo[position][filter], in shared memory, dY at the height x width positions
+// that the tile reads, the filters of one panel; zeros outside of dY.
 template <class Tile>
 __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const DirectLayout& layout,
                                           const TileOfPositions& tile, int panel, int height,
@@ -71,8 +72,8 @@ __device__ __forceinline__ void copy_halo(const typename Tile::E* y, const Direc
     async_copy::commit();
 }
 
-// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in
-// fragments of tensor cores.
+// A warp's part of the product: DOWN * 16 positions by DIRECT_ROWS columns, in fragments D of
+// tensor cores: sums[i][j] is of 16 positions and 8 columns.
 template <class Tile>
 struct DirectProduct {
     using E = typename Tile::E;
@@ -84,7 +85,8 @@ struct DirectProduct {
     int lines[DOWN];  // the lane's lines of the halo, for the last window tap
     int b_line;       // the lane's place in W, in bytes
 
-    // width: positions of a row of the halo. Lanes load as ldmatrix wants it.
+    // width: positions of a row of the halo. Lane l passes to ldmatrix the address of row l % 8 of
+    // matrix l / 8: of A a position, of B a column.
     __device__ __forceinline__ explicit DirectProduct(int width) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2;
 #pragma unroll
@@ -94,9 +96,11 @@ struct DirectProduct {
         }
         b_line = (lane % 8 + lane / 16 * 8) * LINE_NBYTES + (middle ^ lane % 8) * 16;
     }
+    // The warp's first position in the tile.
     static __device__ __forceinline__ int first_position() {
         return threadIdx.x / WARP * (DOWN * 16);
     }
+    // Sets the sums to 0.
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
@@ -105,8 +109,9 @@ struct DirectProduct {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) sums[i][j][k] = 0;
     }
-    // Adds the products of a window tap, whose positions are `shift` lines after
-    // those of the last tap.
+    // Adds the products of a window tap: w has its columns, and it reads the halo `shift` lines
+    // after what the last tap reads. depth: pieces of K_NBYTES of a line that filters take. XOR
+    // with k * K_NBYTES moves an address on by k pieces in a swizzled line.
     __device__ __forceinline__ void add_tap(const u8* w, const u8* halo, int shift, int depth) {
         const int high = threadIdx.x % WARP / 16;
         int at[DOWN];
@@ -118,11 +123,13 @@ struct DirectProduct {
 #pragma unroll 2
         for (int k = 0; k < depth; ++k) {
             tensor_core::B b[ACROSS];
-            matrices<false>(w + (b_line ^ k * K_NBYTES), b[0][0], b[0][1], b[1][0], b[1][1]);
+            matrices</*TRANSPOSED=*/false>(w + (b_line ^ k * K_NBYTES), b[0][0], b[0][1], b[1][0],
+                                           b[1][1]);
 #pragma unroll
             for (int i = 0; i < DOWN; ++i) {
                 tensor_core::A a;
-                matrices<false>(halo + (at[i] ^ k * K_NBYTES), a[0], a[1], a[2], a[3]);
+                matrices</*TRANSPOSED=*/false>(halo + (at[i] ^ k * K_NBYTES), a[0], a[1], a[2],
+                                               a[3]);
                 before_cut<Tile>(a);
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a, b[j]);
@@ -131,11 +138,14 @@ struct DirectProduct {
     }
 };
 
-// The four columns of a lane: offset in X from the position's first element, and bias.
+// The four columns of D of a lane (2 t, 2 t + 1, and 8 more, t = lane % 4): their offsets in X from
+// the position's first element, and bias.
 struct DirectColumns {
     i32 places[4];  // -1 if the column does not exist
     float bias[4];
 
+    // of_channels: the bias of each channel, or null. Column `row` of D is (row residue, element of
+    // a run).
     template <class E>
     __device__ __forceinline__ DirectColumns(const DirectLayout& layout, const E* of_channels) {
         const i32 run = run_of(layout), rows = run * layout.stride[0];
@@ -152,7 +162,8 @@ struct DirectColumns {
     }
 };
 
-// X at the tile's positions = product + bias, rounded; neighbouring pairs together if in_pairs.
+// Writes X at the tile's positions: product + bias (in `columns`), rounded; neighbouring pairs
+// together if in_pairs. In each fragment of 16 positions lane l has positions l / 4 and l / 4 + 8.
 template <class Tile>
 __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& product,
                                                   const DirectLayout& layout,
@@ -192,7 +203,9 @@ __device__ __forceinline__ void write_direct_tile(const DirectProduct<Tile>& pro
         }
 }
 
-// A block computes every gridDim.x-th tile of positions; W stays in shared memory.
+// x = gradient for X, of y = dY (n, position, filter), + bias, which may be null. A block computes
+// every gridDim.x-th tile of positions, of HEIGHT x DIRECT_WIDTH in the reduced image; W stays in
+// `memory`, shared memory, before the halo. EXISTS: compiled for this GPU and type.
 template <class Tile, bool EXISTS>
 __device__ __forceinline__ void write_direct(const typename Tile::E* y, const typename Tile::E* w,
                                              const typename Tile::E* bias, typename Tile::E* x,

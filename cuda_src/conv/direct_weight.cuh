@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The gradient of W for an X of few channels as a product: rows are filters, columns are (window
-// tap, element of a run), and the sum is over positions. A tile of positions is copied while the
-// one before is multiplied.
+// The gradient of W for an X of few channels as a product: rows are filters, columns are (tap row,
+// window column, element of a run; see direct.cuh), and the sum is over positions of Y. A tile of
+// positions is copied while the one before is multiplied.
 #pragma once
 #include "conv/direct.cuh"
 
@@ -11,7 +11,7 @@ using namespace direct;
 using namespace image;
 using namespace staged_tile;
 
-constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // of a tile
+constexpr int DIRECT_VECTORS = DIRECT_COLUMNS / DIRECT_RUN;  // runs that are columns of a tile
 
 // The height x width runs of X that a tile of positions reads. Elements of a vector past a run's
 // end stay undefined; they belong to columns that W does not have.
@@ -21,7 +21,8 @@ struct Runs {
     int height, width;
     bool in_pairs;
 
-    // to[row][column] = the run, zeros outside of X. places[j]: offset of element j of a run.
+    // Begins to copy to[row][column], in shared memory: a run each, zeros outside of X. places[j]:
+    // offset in X of element j of a run from its first.
     __device__ __forceinline__ void copy(const E* x, const DirectLayout& layout,
                                          const TileOfPositions& tile, const i32* places,
                                          u8* to) const {
@@ -53,7 +54,8 @@ struct Runs {
     }
 };
 
-// to[panel][position][filter] = Y at the tile's DIRECT_DEPTH positions, zeros outside of Y.
+// Begins to copy to[panel][position][filter], in shared memory: Y at the tile's DIRECT_DEPTH
+// positions, zeros outside of Y.
 template <class Tile>
 __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
                                                const DirectLayout& layout,
@@ -79,13 +81,14 @@ __device__ __forceinline__ void copy_positions(const typename Tile::E* y,
     }
 }
 
-// Loads fragments for 16 positions of a line: A has filters as rows, B the
-// columns of two runs of X.
+// Loads fragments for 16 positions of a line of the tile, in STEPS steps: A has PANEL filters as
+// rows (DOWN fragments), B the columns of two runs of X. 2-byte types, by ldmatrix.
 template <class Tile, bool TF32>
 struct DirectFragmentsOf {
     static constexpr int DOWN = PANEL / 16, STEPS = 1;
     int low, a_at, x_position;  // for ldmatrix: the lane's offsets in A and in a run of X, in bytes
 
+    // Lane l passes to ldmatrix the address of row l % 8 of matrix l / 8, here a position.
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -94,21 +97,26 @@ struct DirectFragmentsOf {
     }
     // 0 or 1: the run of the pair that this lane loads.
     static __device__ __forceinline__ int of_pair() { return threadIdx.x % WARP / 16; }
+    // a = fragments of Y's filters at 16 positions; y: the line's first position in shared memory.
     __device__ __forceinline__ void load_a(const u8* y, int, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
-            matrices<true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/true>(y + (a_at ^ i * K_NBYTES), a[i][0], a[i][1], a[i][2],
+                                          a[i][3]);
     }
+    // b = fragments of both runs of a pair; pair: this lane's run, for the line's first position.
     __device__ __forceinline__ void load_b(const u8* pair, int, int, tensor_core::B (&b)[2]) const {
-        matrices<true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
+        matrices</*TRANSPOSED=*/true>(pair + x_position, b[0][0], b[0][1], b[1][0], b[1][1]);
     }
 };
-// TF32, word by word: lane 4 g + t loads row g (filter or column) and k = t; see tensor_core.cuh.
+// The same for TF32, word by word, in two steps of 8 positions: lane 4 g + t loads row g (filter or
+// column) and position t; see tensor_core.cuh.
 template <class Tile>
-struct DirectFragmentsOf<Tile, true> {
+struct DirectFragmentsOf<Tile, /*TF32=*/true> {
     static constexpr int DOWN = PANEL / 16, STEPS = 2, K = tensor_core::K<float>;
     int a_at[2 * DOWN], x_position;
 
+    // a_at[i]: offset of the lane's filter among filters 8 i to 8 i + 7, at its position.
     __device__ __forceinline__ DirectFragmentsOf() {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -121,10 +129,13 @@ struct DirectFragmentsOf<Tile, true> {
         }
         x_position = lane % 4 * Tile::RUN_NBYTES + lane / 4 * 4;
     }
+    // A lane loads both runs of a pair, so it starts from the first.
     static __device__ __forceinline__ int of_pair() { return 0; }
     static __device__ __forceinline__ u32 word(const u8* from) {
         return *reinterpret_cast<const u32*>(from);
     }
+    // a = fragments of Y's filters at 8 positions, step k; y: the line's first position in shared
+    // memory.
     __device__ __forceinline__ void load_a(const u8* y, int k, tensor_core::A (&a)[DOWN]) const {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {
@@ -134,7 +145,8 @@ struct DirectFragmentsOf<Tile, true> {
             before_cut<Tile>(a[i]);
         }
     }
-    // next: bytes from the first run of the pair to the second.
+    // b = fragments of both runs of a pair, step k; pair: the first run, for the line's first
+    // position; next: bytes from there to the second run.
     __device__ __forceinline__ void load_b(const u8* pair, int next, int k,
                                            tensor_core::B (&b)[2]) const {
 #pragma unroll
@@ -147,7 +159,9 @@ struct DirectFragmentsOf<Tile, true> {
     }
 };
 
-// PANEL filters by DIRECT_COLUMNS columns; a warp has every fourth pair of runs as columns.
+// A block's product: PANEL filters by DIRECT_COLUMNS columns, which are DIRECT_VECTORS runs. A warp
+// has all filters, and every fourth pair of runs as columns: PAIRS of them, of which n_pairs exist.
+// of_y: sums of Y for the gradient of the bias.
 template <class Tile>
 struct DirectSums {
     using E = typename Tile::E;
@@ -168,6 +182,7 @@ struct DirectSums {
     __device__ __forceinline__ DirectSums(const DirectLayout& layout, int first_vector, int width) {
         n_pairs = 0;
         const int vectors = layout.kernel[0] * layout.window[1];
+        // The offset of run `vector`, or of the last, among the tile's rows of `width` runs.
         const auto place = [&](int vector) {
             const int inside = min(vector, vectors - 1), tap = inside / layout.window[1];
             return (tap * width + inside - tap * layout.window[1]) * Tile::RUN_NBYTES;
@@ -180,7 +195,8 @@ struct DirectSums {
             next[i] = place(pair + 1) - place(pair);
         }
     }
-    // Adds 16 positions, a line of the tile. of_w, of_bias: which of the two sums are wanted.
+    // Adds 16 positions, a line of the tile: y and x are its first in shared memory. of_w, of_bias:
+    // which of the two sums are wanted.
     __device__ __forceinline__ void add(const u8* y, const u8* x, bool of_w, bool of_bias) {
 #pragma unroll
         for (int k = 0; k < Fragments::STEPS; ++k) {
@@ -204,13 +220,14 @@ struct DirectSums {
     }
     // of_y += sums of A's rows, as a product with ones; warp i has rows 16 i to 16 i + 15.
     __device__ __forceinline__ void add_bias(const tensor_core::A (&a)[DOWN]) {
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
             if (i == static_cast<int>(threadIdx.x / WARP)) tensor_core::multiply<E>(of_y, a[i], b);
     }
-    // Sums of Y in float, not cut to TF32: each thread adds half of a filter's positions.
+    // of_y[0] += sums of Y over the tile, in float, not cut to TF32: each thread adds half of the
+    // positions of a filter.
     __device__ __forceinline__ void add_floats(const u8* y) {
         const int filter = threadIdx.x % PANEL, in_line = filter % Tile::IN_LINE;
         const int first = threadIdx.x / PANEL * HALF;
@@ -222,7 +239,7 @@ struct DirectSums {
                 y + place_of_position<Tile>(in_line / Tile::VECTOR, first + i));
         of_y[0] += sum;
     }
-    // to[filter][column] = sums.
+    // to[filter][column] = sums, DIRECT_COLUMNS columns a filter.
     __device__ __forceinline__ void write(float* to) const {
         using Pair = vec::Vec<float, 2>;
         const int lane = threadIdx.x % WARP;
@@ -239,7 +256,9 @@ struct DirectSums {
                                              lane % 4 * 2) = Pair{pair[0], pair[1]};
                 }
     }
-    // to[filter] = sum of Y. For floats, two threads add their halves by way of shared memory.
+    // to[filter] = sum of Y, filter < filters. For floats, two threads add their halves of a filter
+    // by way of `shared`, a float for each thread; else the first of the four lanes that have a
+    // filter writes it.
     __device__ __forceinline__ void write_of_y(float* to, i32 filters, float* shared) const {
         if constexpr (sizeof(E) == 4) {
             __syncthreads();
@@ -256,8 +275,10 @@ struct DirectSums {
     }
 };
 
-// sums[part][column tile][filter][column] over every parts-th tile of positions, if not null;
-// y_sums[part][filter], if not null.
+// sums[part][column tile][filter][column] = sum of y * x over every parts-th tile of positions, if
+// not null; y_sums[part][filter] = sum of y, if not null. Block part * column_tiles + column tile
+// has all filters of one. memory: shared memory, two stages of Tile::STAGE_NBYTES. EXISTS: compiled
+// for this GPU and type.
 template <class Tile, bool EXISTS>
 __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const typename Tile::E* y,
                                            Acc<typename Tile::E>* sums,
@@ -271,8 +292,8 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
             places[threadIdx.x] = InRun(layout, threadIdx.x).place(layout);
         const u32 part = blockIdx.x / column_tiles, parts = gridDim.x / column_tiles;
         const u32 column_tile = blockIdx.x - part * column_tiles, end = count_tiles(layout);
-        const Runs<Tile> runs{(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
-                              DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
+        const Runs<Tile> runs{/*height=*/(HEIGHT - 1) * layout.stride[0] + layout.kernel[0],
+                              /*width=*/DIRECT_WIDTH + layout.window[1] - 1, layout.in_pairs};
         __syncthreads();
         DirectSums<Tile> product(layout, column_tile * DIRECT_VECTORS, runs.width);
         const bool of_bias = y_sums && column_tile == 0;
@@ -287,7 +308,7 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
         int from = 0;
         for (u32 number = part; number < end; number += parts) {
             async_copy::wait<0>();
-            __syncthreads();
+            __syncthreads();  // the tile is there, and the one before has been used
             if (end - number > parts) begin(number + parts, memory + (STAGE - from));
             if constexpr (sizeof(*y) == 4)
                 if (of_bias) product.add_floats(memory + from);
@@ -304,7 +325,9 @@ __device__ __forceinline__ void sum_direct(const typename Tile::E* x, const type
     }
 }
 
-// See conv__direct_total. A block has THREADS / summers neighbouring sums.
+// w = sum over `count` parts of parts[part][column tile][filter][column], rounded, by the first
+// blocks_of_weights blocks; bias = sum of y_parts by the others. A block has THREADS / summers
+// neighbouring sums, `summers` threads share one. column_tiles: tiles of columns of a part.
 template <class E>
 __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
                                                      const Acc<E>* y_parts, E* bias, i32 count,
@@ -315,6 +338,7 @@ __device__ __forceinline__ void write_direct_weights(const Acc<E>* parts, E* w,
         return weight::write_total<E>(y_parts, bias, count, summers, layout.filters,
                                       blockIdx.x - blocks_of_weights);
     const u32 numbers = THREADS / summers;
+    // index = (tile * PANEL + row) * DIRECT_COLUMNS + column; row: a filter, e: element of a run
     const u32 index = blockIdx.x * numbers + threadIdx.x % numbers;
     const i32 column = index % DIRECT_COLUMNS, row = index / DIRECT_COLUMNS % PANEL;
     const u32 tile = index / (DIRECT_COLUMNS * PANEL);

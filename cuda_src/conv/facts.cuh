@@ -6,87 +6,105 @@
 
 namespace cto::facts::conv {
 
-// That kernels have
+// Spatial axes that kernels have; missing ones have an extent of 1, in front
 constexpr int AXES = 3;
+// Threads of a block, where no other number is declared below
 constexpr int THREADS = 256;
-// Of a multiprocessor
+// Blocks of THREADS on a multiprocessor, for launch bounds
 constexpr int BLOCKS = 2;
-// Of a tile
+// ---- matrix products whose tiles are gathered, or copied by lines (positions of a channel) ----
+// Columns of a block's tile
 constexpr int COLUMNS = 128;
-// Of a row of a tile, in shared memory at a time
+// Bytes of a row of a tile's operands that shared memory has at a time
 constexpr int PART_NBYTES = 64;
-// Of a tile; of 2-byte types such tiles have lines alone
+// Rows of the widest tile; in 2-byte types such tiles are only copied by lines
 constexpr int WIDE_ROWS = 128;
-// Kernels of floats in such tiles are compiled beside those with twice as many
+// Rows of the smallest tile of floats, compiled along with that of twice as many
 constexpr int FEW_ROWS = 32;
-// Channels of a block that sums lines of them
+// Channels of a block that sums an array (n, position, channel) over positions
 constexpr int SIDE = 32;
-// Neighbouring positions of a thread, of groups of one channel
+// ---- depthwise convolutions: groups of one channel ----
+// Neighbouring positions along the last axis that a thread computes
 constexpr int STRIP = 4;
-// Along each of two axes, that a block sums at a time there
+// Taps along each of the last two axes that a block sums for the gradient of W
 constexpr int TAPS = 3;
-// Where there are more, with a stride and dilation of 1, in types of at most 4 bytes
+// Taps along each of these axes that a block sums for larger kernels, if stride and dilation along
+// the last axis are 1 and elements have at most 4 bytes.
 constexpr int WIDE_TAPS = 5;
-// Of channels, that a block has where these lie side by side
+// Vectors of channels that a block has, if channels are last
 constexpr int LINE_VECTORS = 32;
-// At most, whose weights it has in shared memory
+// Most taps of a kernel whose weights such a block has in shared memory
 constexpr int LINE_TAPS = 32;
-// Neighbouring channels of a thread there, that sums weights or walks down rows
+// Neighbouring channels of a thread that sums W's gradient, or that walks down the rows of an
+// image, if channels are last.
 constexpr int LINE_SUMS = 4;
-// Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
-// rows, flat ones one.
+// ---- staged products: tiles are copied by vectors from arrays (n, position, channel) ----
+// Threads of a block whose warps multiply
 constexpr int STAGED_THREADS = 128;
-// Of a multiprocessor
+// Such blocks on a multiprocessor
 constexpr int STAGED_BLOCKS = 2;
-// Parts of a sum in shared memory; the L1 cache has the rest of it
+// Buffers in shared memory, each for a part of the sum: no more, as the L1 cache needs the rest.
 constexpr int STAGED_STAGES = 2;
+// Columns of a tall tile, which has 2 * PANEL rows
 constexpr int TALL_COLUMNS = 128;
+// Columns of a flat tile, which has PANEL rows
 constexpr int FLAT_COLUMNS = 192;
-// Of flat tiles of floats in parts, which have more registers for them
+// Columns of a flat tile of floats in three TF32 products, with more registers
 constexpr int SPLIT_COLUMNS = 128;
-// The same of 2-byte types on 9.0, whose warpgroups multiply them: products of so many stages go on
-// while the next is copied.
+// ---- staged products in 2-byte types for compute capability 9.0, whose warpgroups multiply ----
+// Threads of a block with a tall tile
 constexpr int TALL_GROUPS_THREADS = 256;
+// Such blocks on a multiprocessor
 constexpr int TALL_GROUPS_BLOCKS = 1;
+// Buffers in shared memory, each for a part of the sum
 constexpr int TALL_GROUPS_STAGES = 3;
+// Columns of a tall tile
 constexpr int TALL_GROUPS_COLUMNS = 256;
+// Threads of a block with a flat tile
 constexpr int FLAT_GROUPS_THREADS = 128;
+// Such blocks on a multiprocessor
 constexpr int FLAT_GROUPS_BLOCKS = 2;
+// Buffers in shared memory, each for a part of the sum
 constexpr int FLAT_GROUPS_STAGES = 3;
+// Columns of a flat tile
 constexpr int FLAT_GROUPS_COLUMNS = 192;
-// Rows of a part of a warp, and channels or positions that are copied together
+// Rows of a flat tile; channels, and positions, of a tile that staging transposes
 constexpr int PANEL = 64;
-// Of a line of shared memory
+// Bytes of a line of shared memory: channels of a position, for example
 constexpr int LINE_NBYTES = 128;
-// At most, a bit for each
+// Most taps of a kernel with staged products: each has a bit in StagedRow
 constexpr int STAGED_TAPS = 32;
-// Of a block that adds up parts of W's gradient
+// Channels of a block that adds up the parts of W's gradient
 constexpr int TOTAL_CHANNELS = 32;
-// Of so many weights, one for each filter and tap, of such a block
+// Most lines of TOTAL_CHANNELS weights, of one filter and tap, of such a block
 constexpr int TOTAL_LINES = 128;
-// Gradients of few channels, of what lies in such lines: tiles of positions that read a halo.
-// That make a tile of an image
+// ---- direct gradients of 2-D convolutions of few channels: see conv/direct.cuh ----
+// Threads of a block that computes a tile of X's gradient
 constexpr int DIRECT_THREADS = 256;
-// Of a tile of positions, along the lines of an image
+// Positions of a tile along the last axis
 constexpr int DIRECT_WIDTH = 16;
-// Of a tile of an image
+// Positions of a tile of X's gradient
 constexpr int DIRECT_POSITIONS = 256;
-// Residues of all channels, at most
+// Most elements of X at the stride x stride places of a position, of all channels
 constexpr int DIRECT_ROWS = 16;
-// Positions of a part of the sum of weights
+// Positions of a tile over which W's gradient is summed at a time
 constexpr int DIRECT_DEPTH = 128;
-// Vectors of X that these read, at most
+// Most runs of X that such a tile reads
 constexpr int DIRECT_HALO = 512;
-// Of a tile of weights
+// Columns, elements of runs, of a block's tile of W's gradient
 constexpr int DIRECT_COLUMNS = 256;
-// Neighbours that are a vector of X, at most
+// Most elements of a run: of X at as many neighbouring columns as the stride, of all channels.
+// Shared memory has room for so many for each run.
 constexpr int DIRECT_RUN = 8;
 
-// Extents of what is written and read. Positions are divided into `residues`, 1 in a convolution;
-// `tap_steps` are between taps of a residue. `rows` and `depth` are channels of a group that are
-// written, and read, in `parts` of the depth; `row_tiles` of a group. This launch has `tiles` of
-// rows, of all groups, from the first one on. A channel has `of_channel` rows: residues of these
-// strides, or 1. Tap j of residue r is tap r - skipped + j spread of W.
+// A convolution, or its data gradient, as a matrix product (conv/image.cuh). written, read: extents
+// of the image that is written, and read. residues: what positions are divided by to get their
+// residues, 1 in a convolution. tap_steps: from a tap of a residue to its next tap. batch: images.
+// rows, depth: channels of a group that are written, and read; the latter in `parts` parts, of
+// which shared memory has one. row_tiles: tiles of rows of a group. The launch has `tiles` tiles of
+// rows, numbered through all groups, from first_tile on. of_channel: 1, or rows of a channel if
+// each residue of the strides `spread` has a row of its own; then tap j of residue r is tap r -
+// skipped + j spread of W, whose extents are w_kernel.
 struct ImageLayout {
     int written[3];
     int read[3];
@@ -112,9 +130,11 @@ struct ImageLayout {
 };
 static_assert(sizeof(ImageLayout) == 172);
 
-// `step`: DEPTH positions on, images, then along each axis. `rows` and `channels` of a group, and
-// those to a multiple of neighbours that are stored together. This launch has `tiles`, of all
-// groups, from the first one on. `positions` of all images; those of a part are a multiple of DEPTH.
+// The gradient of W as a matrix product (conv/weight.cuh). step: what DEPTH positions on is, as
+// images and as steps along each axis. rows, channels: filters and channels of a group.
+// padded_channels: channels rounded up to whole vectors. row_tiles, column_tiles: tiles of a group.
+// The launch has `tiles` tiles, numbered through all groups, from first_tile on. positions: output
+// positions of all images; a part of the sum has positions_of_part of them, a multiple of DEPTH.
 struct WeightLayout {
     int image[3];
     int output[3];
@@ -136,16 +156,19 @@ struct WeightLayout {
 };
 static_assert(sizeof(WeightLayout) == 136);
 
-// A position's reads: the vector of 16 bytes of its first tap, and a bit for each tap inside.
+// What an output position reads of the staged X. offset: vectors of 16 bytes from X's start to what
+// tap 0 reads, even outside of X. inside: bit i is set if what tap i reads is inside of X.
 struct StagedRow {
     int offset;
     unsigned int inside;
 };
 static_assert(sizeof(StagedRow) == 8);
 
-// An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
-// by tiles of PANEL channels and positions; `width` neighbours are loaded together, or 0, where the
-// planes of a tile are as one, or -1, where channels lie side by side already.
+// An array (image, channel, position) that is staged as (image, position, channel), by tiles of
+// PANEL x PANEL: `channels` channels, filled up with zeros to `padded`, and `plane` positions of an
+// image, in plane_tiles tiles. width: positions that a thread loads as a vector; 0 if vectors go on
+// from a channel to the next; -1 if channels are last already. blocks: of the launch, for this
+// array; 0 if it is not staged.
 struct StagedArray {
     int channels;
     int padded;
@@ -156,8 +179,9 @@ struct StagedArray {
 };
 static_assert(sizeof(StagedArray) == 24);
 
-// W where groups are `joined`, so many to one, or 0: filters and channels of one, how W lies, and
-// how it is wanted.
+// How W is staged if `joined` groups become one, with zeros between them; 0: no groups are joined.
+// filters, channels: of one group before; taps: of the kernel. Rows of the staged W are filters, or
+// channels if is_gradient. channels_last: W is (filter, tap, channel), else (filter, channel, tap).
 struct JoinedGroups {
     int joined;
     int filters;
@@ -168,8 +192,9 @@ struct JoinedGroups {
 };
 static_assert(sizeof(JoinedGroups) == 20);
 
-// X, Y and W, and then `n_rows` that say what positions of the output read of X, which has so many
-// vectors of 16 bytes for each position.
+// A staging launch: of X, Y and W, then of n_rows StagedRows, one for each of `positions` output
+// positions of all images; rows after these are zeros. vectors: vectors of 16 bytes of a position
+// of the staged X.
 struct StagingLayout {
     StagedArray x;
     StagedArray y;
@@ -187,9 +212,10 @@ struct StagingLayout {
 };
 static_assert(sizeof(StagingLayout) == 192);
 
-// How an image is written: `width` neighbouring columns together, or rows where it has its channels
-// last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum are,
-// each with all rows, where it is read `as_it_lies`.
+// How a staged product is written, and where it reads W. width: neighbouring positions that a store
+// writes, or channels if the image that is written has channels last. w_row, w_tap: vectors of 16
+// bytes from a row of W, and from a tap, to the next. as_it_lies: W was not transposed, and w_row
+// is from a channel that is read to the next; all rows of one lie side by side.
 struct StagedImage {
     int width;
     int w_row;
@@ -199,8 +225,11 @@ struct StagedImage {
 };
 static_assert(sizeof(StagedImage) == 16);
 
-// Threads walk through strips of the array that is written, or in the gradient of weights of the
-// output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.
+// A convolution of groups of one channel, with `filters` filters each, or one of its gradients.
+// Threads go through strips, STRIP positions of a line, of the array that is written; in the
+// gradient of W, of the output. Divisors: by the strips of a line (strips), the lines of a slice,
+// which is the last two axes (lines), and the strips of an image's channel (of_plane). in_vectors:
+// 3 x 3 taps around a position, of which strips can be loaded as vectors.
 struct DepthwiseLayout {
     int image[3];
     int output[3];
@@ -218,6 +247,11 @@ struct DepthwiseLayout {
 };
 static_assert(sizeof(DepthwiseLayout) == 168);
 
+// A direct gradient, along the last two axes. window, window_pad: extents and padding of the kernel
+// on X reduced by its strides, with a channel for each residue (conv/direct.cuh); window tap 0 of
+// residue 0 is tap -skipped of W. tiles: tiles of positions of an image. of_column, of_channel:
+// elements of X from a column, and from a channel, to the next. w_channels_last: W is (filter, tap,
+// channel). in_pairs: all runs begin at even elements of an aligned X.
 struct DirectLayout {
     int image[2];
     int output[2];

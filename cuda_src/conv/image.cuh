@@ -16,6 +16,14 @@
 // With few channels, a tile of rows has room for all residues of its channels (of_channel > 1): a
 // row is then a channel and a residue, and what they read is gathered once. This is a data gradient
 // of stride 1, whose rows and columns are interleaved in the array that is written.
+//
+// Fields of ImageLayout, some of each of three axes: written, read, extents of these arrays;
+// kernel, stride, dilation, pad; residues, of positions, 1 in a convolution; tap_steps, from a
+// residue's tap to its next. rows, depth: channels of a group that are written, that are read;
+// parts: of the depth, DEPTH channels each. row_tiles: tiles of rows of a group; first_tile, tiles:
+// those of this launch, counted over all groups. of_channel, spread: residues of a channel in rows,
+// of all axes and of each; then tap j of residue r is tap r - skipped + j spread of W, of w_kernel
+// taps.
 #pragma once
 #include "conv/lines.cuh"
 
@@ -24,20 +32,23 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// The positions of one residue along one axis. Number i < count is position first + i
-// * step; by tap j < taps, which is tap first_tap + j * tap_step of the kernel, it
-// reads start + i * stride + j * jump.
+// The positions of one residue along one axis. Number i < count is position first + i * step; by
+// tap j < taps, which is tap first_tap + j * tap_step of the kernel, it reads position start + i *
+// stride + j * jump.
 struct Line {
     i32 count, first, step;
     i32 taps, first_tap, tap_step;
     i32 start, stride, jump;
 };
 
-// The Line of a residue of the stride; residue 0 in a convolution.
+// The Line, along an axis, of positions with p % stride = residue; residue 0, all positions, in a
+// convolution. In a data gradient the residue's first tap is the first with (residue + pad - tap
+// dilation) % stride = 0; there is one every tap_step taps, or none.
 __device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32 residue) {
     const i32 written = layout.written[axis], kernel = layout.kernel[axis];
     const i32 stride = layout.stride[axis], dilation = layout.dilation[axis];
     const i32 pad = layout.pad[axis], tap_step = layout.tap_steps[axis];
+    // Fields: count, first, step; taps, first_tap, tap_step; start, stride, jump.
     if (!layout.is_gradient) return {written, 0, 1, kernel, 0, 1, -pad, stride, dilation};
     if (stride == 1) return {written, 0, 1, kernel, 0, 1, pad, 1, -dilation};
     Line line{(written - residue + stride - 1) / stride, residue, stride, 0, 0, tap_step, 0, 1, 0};
@@ -52,19 +63,23 @@ __device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32
     return line;
 }
 
+// The product of three extents: positions of an image, or taps of a kernel.
 __device__ __forceinline__ i64 volume(const i32 (&extents)[3]) {
     return static_cast<i64>(extents[0]) * extents[1] * extents[2];
 }
 
-// A block's tile: its rows, its residue (`lines`), and its first column; in shared memory.
+// A block's tile; in shared memory. Rows are channels of `group` from first_row on; columns are the
+// positions of its residue, which `lines` has along each axis, numbered through all images.
 struct Place {
     i32 tile;  // number of the tile of rows in this launch
     i32 group, first_row;
     Line lines[3];
-    i64 first_column, columns;
+    i64 first_column, columns;  // of the tile; of all images
 };
 
-// Sets all of `place` except its columns. Threads 0 to 2 call it, each for the Line of one axis.
+// Sets all of `place` except `columns`, for block (residue, tile of columns, tile of rows), the
+// last the fastest. Threads 0 to 2 call it, each for the Line of one axis. column_tiles: tiles of
+// columns of each residue; rows, columns: of a tile.
 __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
                                            int rows, int columns, Place& place) {
     const u32 rest = divide(block, layout.tiles);
@@ -88,7 +103,8 @@ __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block,
 
 constexpr int WINDOW = 32;  // taps that are summed together, a bit each in a word
 
-// A tap of the window: it reads `offset` elements, `shift` positions, after what tap 0 reads.
+// A tap of the window: it reads `offset` elements, or `shift` along the axes, after what the
+// residue's tap 0 reads.
 struct Tap {
     i64 offset;
     i32 index;  // number of the tap in the kernel
@@ -96,7 +112,8 @@ struct Tap {
 };
 
 // Copies A and B to shared memory, part by part of the sum: for each DEPTH channels, each tap of
-// the window. A thread has one column, and DEPTH_OF_THREAD channels of a part.
+// the window (up to WINDOW taps). Of B a thread has one column, and DEPTH_OF_THREAD channels of a
+// part, which it gathers. Offset: type of an offset in one image.
 template <class Tile, class Offset>
 struct ImageReader {
     using E = typename Tile::E;
@@ -118,7 +135,8 @@ struct ImageReader {
     bool exists;         // the column exists
     Offset plane;
 
-    // For the thread's column place.first_column + threadIdx.x % COLUMNS.
+    // For the thread's column place.first_column + threadIdx.x % COLUMNS. read: the array;
+    // all_packed: W from conv__pack.
     __device__ __forceinline__ ImageReader(const ImageLayout& layout, const Place& place, Tap* taps,
                                            const E* read, const E* all_packed)
         : layout(layout), taps(taps) {
@@ -141,13 +159,17 @@ struct ImageReader {
                 (static_cast<i64>(at[0]) * layout.read[1] + at[1]) * layout.read[2] + at[2];
         packed = all_packed + place.tile * volume(layout.kernel) * layout.parts * A_SIZE;
     }
-    // Starts with the window of taps from first_tap on; returns how many taps it has.
+    // Starts the sum over a window of up to WINDOW taps, from first_tap on of the residue's `all`:
+    // sets taps[i] of its tap i, bit i of `inside` where this tap reads inside of the image for the
+    // thread's column, and goes back to tap and channel 0. lines: the residue's positions and taps
+    // along each axis. Returns `count`, the window's taps. All threads call it.
     __device__ __forceinline__ int open_window(const Line* lines, int first_tap, int all) {
         count = min(WINDOW, all - first_tap);
         __syncthreads();
         if (threadIdx.x < count) {
             Tap one{};
             i32 rest = first_tap + threadIdx.x;
+            // Elements of an image, and taps of the kernel, from one to the next along the axis.
             i64 pitch = 1, index_pitch = 1;
             for (int axis = 2; axis >= 0; --axis) {
                 const Line& line = lines[axis];
@@ -184,19 +206,20 @@ struct ImageReader {
         first += Tile::DEPTH * static_cast<i64>(plane);
         a += volume(layout.kernel) * A_SIZE;
     }
-    // Starts the copy of A for the current tap and channels.
+    // Starts the copy of A for the current tap and channels to `part`.
     __device__ __forceinline__ void copy_a(E* part) const {
         copy_packed<Tile>(part, a + static_cast<i64>(taps[tap].index) * A_SIZE);
         async_copy::commit();
     }
-    // What the column reads by the current tap.
+    // What the column reads by the current tap, of the part's channels; zeros beside the image.
     __device__ __forceinline__ Source<E, Offset> source() const {
         return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
     // Channels from the thread's first one on; it may have more or fewer than
     // its own, or less than 0.
     __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
-    // Stores group i of the thread's channels as elements of B.
+    // Stores group i (0 or 1, of GROUP channels) of the thread's channels as elements of B in
+    // `part`.
     __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
         E* const to = part + store_at + Tile::b_at(i * Tile::GROUP, 0);
         if constexpr (Tile::BY_COLUMNS) {
@@ -209,7 +232,9 @@ struct ImageReader {
     }
 };
 
-// The offset in `written` of the column's position, at channel 0 of the group; -1 if there is none.
+// The offset in `written` of the position of column `column` of the tile `place`, at channel 0 of
+// the group; -1 if there is none. With of_channel > 1 it is that of residue 0 of the position's row
+// and column.
 __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const Place& place,
                                                int column) {
     i64 rest = place.first_column + column, position = 0, pitch = 1;
@@ -227,10 +252,12 @@ __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const 
     return (rest * layout.groups + place.group) * channels * pitch + position;
 }
 
-// Row `row` of a group as a channel and a residue along each axis.
+// Row `row` of a group as a channel and a residue along each axis; the residues are 0 if of_channel
+// is 1.
 struct Row {
     i32 channel, residues[3];
 
+    // Rows are numbered (channel, residue of axis 0, 1, 2), the last the fastest.
     __device__ __forceinline__ Row(const ImageLayout& layout, i32 row) {
         channel = row / layout.of_channel;
         i32 rest = row - channel * layout.of_channel;
@@ -258,7 +285,9 @@ constexpr int SLAB_GAP = 16;  // bytes
 template <class Tile>
 constexpr int SLAB_PITCH = COLUMNS + SLAB_GAP / sizeof(typename Tile::E);
 
-// slab = slab `number` of D + bias, rounded; `bias` is the group's, or null. Has barriers.
+// slab[row * SLAB_PITCH + column] = slab `number` of D + bias, rounded; `bias` is the group's, or
+// null; first_row: of the tile. All threads call it: it has barriers, before, as the slab before
+// may still be read, and after.
 template <class Tile>
 __device__ __forceinline__ void round_slab(const Product<Tile>& product, int number,
                                            const ImageLayout& layout, int first_row,
@@ -275,7 +304,9 @@ __device__ __forceinline__ void round_slab(const Product<Tile>& product, int num
     __syncthreads();
 }
 
-// written = D + bias, by way of shared memory, so that a warp writes neighbouring columns of a row.
+// written = D + bias for the tile `place`, by way of `slab` in shared memory, so that a warp writes
+// neighbouring columns of a row. places: place_of_column of each column, in shared memory; bias may
+// be null.
 template <class Tile>
 __device__ __forceinline__ void write_image(const Product<Tile>& product, const ImageLayout& layout,
                                             const Place& place, const i64* places,
@@ -310,12 +341,13 @@ __device__ __forceinline__ void write_image(const Product<Tile>& product, const 
     }
 }
 
+// Number of taps of a residue.
 __device__ __forceinline__ int count_taps(const Line (&lines)[3]) {
     return lines[0].taps * lines[1].taps * lines[2].taps;
 }
 
-// The number of taps: `counted`, or counted again where a register for it would
-// spill (CUDA 13, 9.0).
+// The number of taps of a residue: `counted`, or counted again (of its `lines`) where a register
+// for it would spill (CUDA 13, 9.0).
 template <class Tile, class Offset>
 __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
     if constexpr (Tile::ROWS == 128 && (!Tile::ON_TENSOR_CORES || sizeof(Offset) == 8))
@@ -324,7 +356,10 @@ __device__ __forceinline__ int taps_of(const Line (&lines)[3], int counted) {
         return counted;
 }
 
-// product += sum over all taps and channels; B is gathered while the part before is multiplied.
+// product += sum over all taps and channels of W (packed) times what the columns of `place` read of
+// `read`, in parts of DEPTH channels of one tap; B is gathered while the part before is multiplied.
+// `parts`: shared memory for two of them. The second half of a part is left out where the channels
+// end before it.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typename Tile::E* read,
                                              const typename Tile::E* packed,
@@ -350,7 +385,7 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
         }
         while (true) {
             async_copy::wait<0>();
-            __syncthreads();
+            __syncthreads();  // the part is there; the one before, at `next`, has been multiplied
             const bool both = layout.depth - reader.depth > Tile::HALF;
             const bool goes_on = --rest > 0;
             const int next = Tile::STAGE - part;
@@ -362,8 +397,8 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
             const int channels = goes_on ? reader.channels() : 0;
 #pragma unroll
             for (int i = 0; i < 2; ++i) source.gather(i * GROUP, channels - i * GROUP, groups[i]);
-            if (works) product.add(parts + part, 0);
-            if (works && both) product.add(parts + part, 1);
+            if (works) product.add(parts + part, /*half=*/0);
+            if (works && both) product.add(parts + part, /*half=*/1);
             if (!goes_on) break;
 #pragma unroll
             for (int i = 0; i < 2; ++i) reader.store_b(parts + next, i, groups[i]);
@@ -372,7 +407,9 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
     }
 }
 
-// See conv__image.
+// written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, where
+// `read` is dY. packed: W from conv__pack; bias, of each channel written, may be null;
+// column_tiles: tiles of columns of each residue. A block has one tile.
 template <class Tile, class Offset>
 __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
                                                   const typename Tile::E* packed,

@@ -7,10 +7,11 @@ namespace cto::conv::layouts {
 
 using namespace image;
 
-constexpr int AT_ONCE = THREADS / SIDE;
+constexpr int AT_ONCE = THREADS / SIDE;  // lines that a block reads at a time
 
-// sums[part][channel] = sum of y[line][channel] over the part's of_part lines. A block has SIDE
-// channels of a part.
+// sums[part][channel] = sum of y[line][channel] over lines [part * of_part, (part + 1) * of_part)
+// of n_lines. Block part * tiles + tile has SIDE channels of a part; its thread SIDE i + lane adds
+// channel `lane` of every AT_ONCE-th line from i on.
 template <class E>
 __device__ __forceinline__ void sum_lines(const E* y, Acc<E>* sums, i64 n_lines, i32 channels,
                                           i64 of_part) {

@@ -19,8 +19,9 @@ __device__ __forceinline__ u32 divide(u32 dividend, i32 divisor) {
     return divisor == 1 ? dividend : dividend / static_cast<u32>(divisor);
 }
 
-// Copies LENGTH positions of the lines of several channels. Images begin at multiples of 16 or of 8
-// bytes, so no vector of this size is in two images.
+// A block's asynchronous copies of LENGTH positions of the lines of several channels to shared
+// memory. Images begin at multiples of 16 or of 8 bytes, so no vector of this size is in two
+// images.
 template <class Tile, int LENGTH>
 struct LineReader {
     using E = typename Tile::E;
@@ -30,9 +31,8 @@ struct LineReader {
     i64 plane;          // positions of an image
     i32 count;          // existing channels; others are copied as zeros
 
-    // to[line][i] = position first + i of channel `line`, i < LENGTH, line
-    // < LINES; zeros from `end` on.
-
+    // to[line * (LENGTH + PAD) + i] = position first + i of channel `line`, i < LENGTH, line <
+    // LINES; zeros from position `end` and from channel `count` on. Begins the copies.
     template <int LINES>
     __device__ __forceinline__ void copy(E* to, i64 first, i64 end) const {
         if (plane % Tile::GROUP == 0)
@@ -42,6 +42,8 @@ struct LineReader {
     }
 
   private:
+    // `copy` by vectors of NBYTES: a thread has one place in a line, of every (THREADS /
+    // IN_LINE)-th.
     template <int NBYTES, int LINES>
     __device__ __forceinline__ void copy_vectors(E* to, i64 first, i64 end) const {
         constexpr int WIDTH = NBYTES / sizeof(E), IN_LINE = LENGTH / WIDTH;
@@ -61,8 +63,8 @@ struct LineReader {
     }
 };
 
-// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: starts the copies of A
-// for one part, in vectors of 16 bytes.
+// part[k * A_PITCH + row] = packed[k * ROWS + row], k < DEPTH, row < ROWS: begins the copies of A
+// (W from conv__pack) for one part of the sum, in vectors of 16 bytes.
 template <class Tile>
 __device__ __forceinline__ void copy_packed(typename Tile::E* part,
                                             const typename Tile::E* packed) {
@@ -78,9 +80,11 @@ __device__ __forceinline__ void copy_packed(typename Tile::E* part,
 
 // ---- a pipeline of copies -----------------------------------------------------------------------
 
-// For `count` parts in order: copy(stage) starts a part's copies, add(stage) is called when they
-// are complete. Of 2 or 4 stages, all but one are in flight while one is added. Two take less
-// shared memory; with few blocks, four are needed to have enough loads in flight.
+// Loops over `count` parts of a sum, in order, with `stages` (2 or 4) buffers of Tile::STAGE
+// elements in shared memory at `parts`: copy(buffer) begins the copies of the next part,
+// add(buffer) is called when they are complete. All buffers but one are in flight while one is
+// added. Two take less shared memory; with few blocks, four are needed to have enough loads in
+// flight.
 template <class Tile, class Copy, class Add>
 __device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, int stages,
                                           const Copy& copy, const Add& add) {
@@ -98,8 +102,8 @@ __device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, in
             async_copy::wait<0>();
         else
             async_copy::wait<2>();
-        __syncthreads();
-        begin();
+        __syncthreads();  // the part is there, and all threads have added the one before
+        begin();          // overwrites the part before
         add(parts + from);
         from = from + Tile::STAGE == end ? 0 : from + Tile::STAGE;
     }

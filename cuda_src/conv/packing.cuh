@@ -7,8 +7,9 @@ namespace cto::conv::packing {
 
 using namespace image;
 
-// W[filter][channel][tap] for a row that is a channel and a residue (of_channel > 1); zero if the
-// kernel has no such tap.
+// The element of W for a row that is a channel and a residue of the strides (layout.of_channel >
+// 1): W[filter][channel][tap r - skipped + j spread along each axis], where r is the residue and j
+// the tap number `tap` of the layout's kernel; zero if W has no such tap.
 template <class E>
 __device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i64 filter, i32 row,
                                         i32 tap) {

@@ -10,12 +10,14 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// A block's tile: rows from first_row on of a group, COLUMNS positions from first_column on,
-// numbered through all images. Each position reads the position of the same number.
+// A block's tile: rows (channels) from first_row on of a group, COLUMNS positions from first_column
+// on, numbered through all images, `columns` in all. Each position reads the position of the same
+// number. tile: number of the tile of rows in this launch; plane: positions of an image.
 struct LinesPlace {
     i32 tile, group, first_row;
     i64 first_column, columns, plane;
 
+    // Blocks are numbered (tile of columns, tile of rows of all groups); rows: of a tile.
     __device__ __forceinline__ LinesPlace(const ImageLayout& layout, int rows) {
         const u32 column_tile = blockIdx.x / static_cast<u32>(layout.tiles);
         tile = blockIdx.x - column_tile * layout.tiles;
@@ -27,7 +29,9 @@ struct LinesPlace {
     }
 };
 
-// written = D + bias, by vectors of neighbouring positions; no vector is in two images.
+// written = D (product) + bias for the tile `place`, by vectors (Word) of neighbouring positions;
+// no vector is in two images. bias may be null; `slab` is shared memory, through which D goes a
+// part of its rows at a time.
 template <class Tile, class Word>
 __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
                                               const ImageLayout& layout, const LinesPlace& place,
@@ -56,10 +60,10 @@ __device__ __forceinline__ void write_vectors(const Product<Tile>& product,
     }
 }
 
-// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over
-// the group's channels. Lines begin at multiples of 8 bytes in what is read and written.
-// `packed` is W in parts of Tile::DEPTH channels; `parts` is shared memory, for `stages`
-// parts of W and of what is read.
+// written[row, position] = bias[row] + sum of w[row, channel] read[channel, position] over the
+// group's channels; bias may be null. Lines begin at multiples of 8 bytes in what is read and
+// written. `packed` is W from conv__pack, in parts of Tile::DEPTH channels; `parts` is shared
+// memory, for `stages` (2 or 4) parts of W and of what is read.
 template <class Tile>
 __device__ __forceinline__ void write_convolution_of_lines(
     const typename Tile::E* read, const typename Tile::E* packed, const typename Tile::E* bias,
@@ -68,7 +72,8 @@ __device__ __forceinline__ void write_convolution_of_lines(
     const LinesPlace place(layout, Tile::ROWS);
     const i64 plane = place.plane;
     LineReader<Tile, COLUMNS> lines{read + place.group * layout.depth * plane,
-                                    layout.groups * layout.depth * plane, plane, layout.depth};
+                                    /*pitch=*/layout.groups * layout.depth * plane, plane,
+                                    /*count=*/layout.depth};
     const E* a = packed + static_cast<i64>(place.tile) * layout.parts * (Tile::DEPTH * Tile::ROWS);
     const auto copy = [&](E* part) {
         copy_packed<Tile>(part, a);
@@ -80,8 +85,8 @@ __device__ __forceinline__ void write_convolution_of_lines(
     Product<Tile> product;
     const bool works = product.first_row < layout.rows - place.first_row;
     add_parts<Tile>(parts, layout.parts, stages, copy, [&](const E* part) {
-        if (works) product.add(part, 0);
-        if (works) product.add(part, 1);
+        if (works) product.add(part, /*half=*/0);
+        if (works) product.add(part, /*half=*/1);
     });
     if (plane % Tile::GROUP == 0)
         write_vectors<Tile, uint4>(product, layout, place, bias, written, parts);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Products of staged floats without tensor cores: each thread multiplies its rows by its columns,
-// which it loads by vectors of 16 bytes. Sums are stored in StagedProduct.
+// which it loads by vectors of 16 bytes. Sums are those of StagedProduct: sum(i, j) is of the
+// thread's i-th row and j-th column. These are multipliers for add_stages.
 #pragma once
 #include "conv/staged_warpgroups.cuh"
 
@@ -10,12 +11,14 @@ using namespace image;
 using namespace staged_tile;
 using namespace staged_warpgroups;
 
-// For stages whose lines are rows and columns of D.
+// For stages whose lines are rows and columns of D: 128 bytes, 32 elements k of the sum. Lane l has
+// rows l / 4 + 8 i and columns l % 4 * 2 + j / 2 * 8 + j % 2 of its warp's.
 template <class Tile>
 struct ExactImage {
-    int a_line, b_line;  // offsets of the lane's lines, in bytes
-    int a_swizzle, b_swizzle;
+    int a_line, b_line;        // offsets of the lane's lines, in bytes
+    int a_swizzle, b_swizzle;  // those lines % 8, by which vectors are swizzled
 
+    // Offsets of the lane's first row and first column in a stage.
     __device__ __forceinline__ explicit ExactImage(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         a_swizzle = lane / 4;
@@ -23,7 +26,7 @@ struct ExactImage {
         a_line = (product.first_row + a_swizzle) * LINE_NBYTES;
         b_line = Tile::A_NBYTES + (product.first_column + b_swizzle) * LINE_NBYTES;
     }
-    // Adds slice k of the stage: two vectors of four k each.
+    // product += slice k of the stage: two vectors of a line, of four elements of the sum each.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {
@@ -49,18 +52,20 @@ struct ExactImage {
     }
 };
 
-// For stages whose lines are positions: four neighbouring rows and columns are loaded together.
+// For stages whose lines are positions, the elements of the sum: four neighbouring rows and columns
+// are loaded together. A lane has vectors a_vector + 8 j of rows, b_vector + 4 j of columns.
 template <class Tile>
 struct ExactWeights {
     static constexpr int A_VECTORS = Tile::DOWN / 2, B_VECTORS = Tile::ACROSS / 2;
     int a_vector, b_vector;
 
+    // The lane's first vector of four rows, and of four columns.
     __device__ __forceinline__ explicit ExactWeights(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         a_vector = product.first_row / 4 + lane / 4;
         b_vector = product.first_column / 4 + lane % 4;
     }
-    // Adds slice k of the stage: Tile::K positions.
+    // product += slice k of the stage: Tile::K positions.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also&) const {
@@ -82,8 +87,9 @@ struct ExactWeights {
                     product.sum(row, column) += a[row / 4][row % 4] * b[column / 4][column % 4];
         }
     }
-    // StagedProduct::each_pair for the rows and columns that a thread has here. (With a constant
-    // distance between places, compilers put more factors of products in one bank of registers.)
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile. (With a constant distance between places,
+    // compilers put more factors of products in one bank of registers.)
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
@@ -98,21 +104,22 @@ struct ExactWeights {
     }
 };
 
-// Image and Weights: who multiplies stages of lines that are rows and columns, or positions.
+// The multipliers of a tile: by tensor cores, exact ones, or ByWarpgroups. Image, for stages whose
+// lines are rows and columns; Weights, for those whose lines are positions.
 template <class Tile, bool IS_EXACT, bool BY_WARPGROUPS>
 struct MultipliersOf {
     using Image = ByTensorCores<Tile, ImageFragments<Tile>>;
     using Weights = ByTensorCores<Tile, WeightFragments<Tile>>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, true, false> {
+struct MultipliersOf<Tile, /*IS_EXACT=*/true, /*BY_WARPGROUPS=*/false> {
     using Image = ExactImage<Tile>;
     using Weights = ExactWeights<Tile>;
 };
 template <class Tile>
-struct MultipliersOf<Tile, false, true> {
-    using Image = ByWarpgroups<Tile, false, false>;
-    using Weights = ByWarpgroups<Tile, true, true>;
+struct MultipliersOf<Tile, /*IS_EXACT=*/false, /*BY_WARPGROUPS=*/true> {
+    using Image = ByWarpgroups<Tile, /*A_TRANSPOSED=*/false, /*B_TRANSPOSED=*/false>;
+    using Weights = ByWarpgroups<Tile, /*A_TRANSPOSED=*/true, /*B_TRANSPOSED=*/true>;
 };
 template <class Tile>
 using Multipliers = MultipliersOf<Tile, Tile::IS_EXACT, Tile::BY_WARPGROUPS>;

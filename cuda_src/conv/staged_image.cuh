@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-// A convolution or its data gradient over staged arrays, image.cuh's product: rows are written
-// channels, columns positions, and the sum is over taps and read channels, in vectors of channels.
+// A convolution or its data gradient over staged arrays (staging.cuh), image.cuh's product: rows
+// are written channels, columns positions, and the sum is over taps and read channels, in vectors
+// of 16 bytes of channels. Offsets in staged arrays are counted in these vectors, also those of
+// StagedImage: w_row, w_tap, from a row of W (an element k of the sum, as_it_lies) and from a tap
+// to the next. Its width: neighbouring elements of `written` that are stored together.
 #pragma once
 #include "conv/staged_exact.cuh"
 
@@ -17,7 +20,7 @@ struct StagedTap {
     i32 read, w;
 };
 
-// Shared memory beside the stages.
+// Shared memory of staged_convolution beside the stages.
 template <class Tile>
 struct ImageShared {
     i64 places[Tile::COLUMNS];      // where columns of D are written
@@ -26,13 +29,13 @@ struct ImageShared {
     Place place;
 };
 
-// Vectors of `width` that channels take.
+// Number of vectors of `width` that so many channels take.
 __device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
     return (channels + width - 1) / width;
 }
 
-// Tap `number` of the residue's taps. w_tap: vectors between taps in W;
-// vectors: those of a position.
+// Tap `number` of the residue's taps (place.lines). w_tap: vectors from a tap of W to the next;
+// vectors: vectors of a position of what is read.
 __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
                                                 int number, i32 w_tap, i32 vectors) {
     u32 rest = number;
@@ -52,11 +55,14 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     return {static_cast<i32>(read * vectors), index * w_tap};
 }
 
-// A column of D: what it reads, and its offset in `written` at channel 0 of the group (-1: none).
+// A column of D, a position: what it reads, and its offset in `written` at channel 0 of the group
+// (-1: it does not exist).
 struct StagedColumn {
     StagedRow row{};
     i64 place = -1;
 
+    // Column `column` of tile `of`. depth, vectors: vectors of a group's channels, and of all, at a
+    // position of what is read. channels_last: `written` is (n, position, channel).
     __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
                                             i32 depth, i32 vectors, bool channels_last) {
         if (of.first_column + column >= of.columns) return;
@@ -86,23 +92,26 @@ struct StagedColumn {
     }
 };
 
-// Copies stages. A stage has LINE_VECTORS vectors of the sum, each a vector of channels of one tap;
-// a thread copies one of them for every AT_ONCE-th line. If depth allows it, the order is all taps
-// of some channels, then the next channels: a tap reads mostly what the one before read, which is
-// in the L1 cache. Lines of W are rows; AS_IT_LIES, they are elements k of the sum.
+// The copier of add_stages: copies stages of A (W) and B (what is read) to shared memory. A stage
+// has LINE_VECTORS vectors of the sum, each a vector of channels of one tap; a thread copies one of
+// them for every AT_ONCE-th line. If depth allows it, the order is all taps of some channels, then
+// the next channels: a tap reads mostly what the one before read, which is in the L1 cache. Lines
+// of W are rows; AS_IT_LIES, they are elements k of the sum, each with all rows.
 template <class Tile, bool AS_IT_LIES>
 struct ImageCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
 
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
-    // depth: vectors of channels of a tap. rows: existing rows from the thread's first one on, in
+    // n_taps: of the residue. depth: vectors of channels of a tap. w_pitch: vectors of W from a
+    // line of the thread to its next. rows: existing rows from the thread's first one on, in
     // vectors if AS_IT_LIES.
     i32 n_taps, depth, w_pitch, rows;
     bool taps_first;  // all taps of the same channels first
     i32 tap, vector;  // the thread's vector of the sum
     int line, own;    // the thread's first line, and the offset of its first vector in a stage
-    // Of the stage being copied:
+    // Of the stage being copied: the thread's vector of the sum in `read` and `w`; the bit of its
+    // tap in StagedRow::inside, 0 past the end of the sum.
     const uint4 *read_of, *w_of;
     u32 bit;
 
@@ -130,10 +139,13 @@ struct ImageCopier {
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
             const StagedRow row = shared.rows[line + i * AT_ONCE];
-            async_copy::copy_or_zeros<16, true>(to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES),
-                                                read_of + row.offset, (row.inside & bit) != 0);
+            async_copy::copy_or_zeros<16, /*AGAIN=*/true>(
+                to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES), read_of + row.offset,
+                (row.inside & bit) != 0);
         }
     }
+    // Closes the stage's group of copies, and moves on by LINE_VECTORS vectors of the sum: to the
+    // next tap of the same channels if taps_first, else to the next channels of the tap.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         if (taps_first) {
@@ -149,7 +161,9 @@ struct ImageCopier {
     }
 };
 
-// written[places[column] + row * plane] = slab[row][column], by vectors of V columns.
+// written[places[column] + row * plane] = slab[row][column], row < rows, by vectors of V columns;
+// those of negative places do not exist. slab: D in shared memory, rows of COLUMNS + VECTOR
+// elements.
 template <class Tile, int V>
 __device__ __forceinline__ void write_columns(const typename Tile::E* slab, const i64* places,
                                               i64 plane, i32 rows, typename Tile::E* written) {
@@ -164,7 +178,8 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
     }
 }
 
-// write_columns for single elements: a thread has one column of all rows.
+// written[places[column] + row * plane] = slab[row][column], row < rows, element by element: a
+// thread has one column of all rows. Negative places do not exist.
 template <class Tile>
 __device__ __forceinline__ void write_single_columns(const typename Tile::E* slab,
                                                      const i64* places, i64 plane, i32 rows,
@@ -180,7 +195,8 @@ __device__ __forceinline__ void write_single_columns(const typename Tile::E* sla
     }
 }
 
-// written[places[column] + row] = slab[column][row], by vectors of V rows: channels are last.
+// written[places[column] + row] = slab[column][row], row < rows, by vectors of V rows: channels are
+// last. slab: D in shared memory, columns of ROWS + VECTOR elements.
 template <class Tile, int V>
 __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const i64* places,
                                             i32 rows, typename Tile::E* written) {
@@ -195,7 +211,9 @@ __device__ __forceinline__ void write_lines(const typename Tile::E* slab, const 
     }
 }
 
-// Writes D to an array with channels last, by vectors of `width` channels.
+// Writes D to an array with channels last, by vectors of `width` channels (VECTOR or 1), by way of
+// `slab` in shared memory: write_lines. places: where each column is written, -1: nowhere; rows:
+// channels from the tile's first on; `written`: at that channel.
 template <class Tile>
 __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& product,
                                                    const i64* places, i32 rows,
@@ -206,10 +224,11 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
     if constexpr (Tile::BY_WARPGROUPS)
         store_lines(product, slab);
     else
-        product.template each_pair<1, PITCH>(slab, [](E* to, const float* sums) {
-            to[0] = from_acc<E>(sums[0]);
-            to[PITCH] = from_acc<E>(sums[1]);
-        });
+        product.template each_pair</*OF_ROW=*/1, /*OF_COLUMN=*/PITCH>(
+            slab, [](E* to, const float* sums) {
+                to[0] = from_acc<E>(sums[0]);
+                to[PITCH] = from_acc<E>(sums[1]);
+            });
     __syncthreads();
     if (width == Tile::VECTOR)
         write_lines<Tile, Tile::VECTOR>(slab, places, rows, written);
@@ -217,7 +236,10 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
         write_lines<Tile, 1>(slab, places, rows, written);
 }
 
-// Writes D to an array (n, channel, position), by vectors of `width` positions.
+// Writes D to an array (n, channel, position), by vectors of `width` positions (VECTOR, VECTOR / 2
+// or 1), by way of `slab` in shared memory: write_columns. places: where each column is written,
+// -1: nowhere; plane: positions of an image; rows: channels from the tile's first on; `written`: at
+// that channel.
 template <class Tile>
 __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& product,
                                                      const i64* places, i64 plane, i32 rows,
@@ -225,7 +247,7 @@ __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& 
                                                      typename Tile::E* slab) {
     using E = typename Tile::E;
     constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
-    product.template each_pair<PITCH, 1>(
+    product.template each_pair</*OF_ROW=*/PITCH, /*OF_COLUMN=*/1>(
         slab, [](E* to, const float* sums) { vec::round_pair(sums, to); });
     __syncthreads();
     if (width == Tile::VECTOR)
@@ -236,7 +258,8 @@ __device__ __forceinline__ void write_staged_columns(const StagedProduct<Tile>& 
         write_single_columns<Tile>(slab, places, plane, rows, written);
 }
 
-// written = D + bias of the row, by way of `slab` in shared memory.
+// written = D + bias of the row, which may be null, by way of `slab` in shared memory;
+// shared.places and `staged` say where and how.
 template <class Tile>
 __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
                                              const ImageLayout& layout,
@@ -259,7 +282,9 @@ __device__ __forceinline__ void write_staged(StagedProduct<Tile>& product,
     }
 }
 
-// product = sum over all taps and channels.
+// product = sum over all taps and channels of W and `read`, staged arrays, for the tile
+// shared.place. n_taps: of the tile's residue; `stages`: shared memory for Tile::STAGES stages.
+// AS_IT_LIES: lines of W are elements k of the sum, each with all rows; else rows.
 template <class Tile, bool AS_IT_LIES>
 __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
                                            const ImageShared<Tile>& shared,
@@ -280,26 +305,30 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
         reinterpret_cast<const uint4*>(w) + (place.group * of_group + first),
         n_taps,
         depth,
-        staged.w_row * Copier::AT_ONCE,
+        /*w_pitch=*/staged.w_row * Copier::AT_ONCE,
+        // rows
         AS_IT_LIES ? vectors_of(layout.rows, Tile::VECTOR) - first_vector
                    : layout.rows - place.first_row - line,
-        depth % LINE_VECTORS == 0,
-        vector / depth,
-        vector % depth,
+        /*taps_first=*/depth % LINE_VECTORS == 0,
+        /*tap=*/vector / depth,
+        /*vector=*/vector % depth,
         line,
-        line * LINE_NBYTES + place_in_line(vector, line),
+        /*own=*/line * LINE_NBYTES + place_in_line(vector, line),
     };
     const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
     using Of = Multipliers<Tile>;
     if constexpr (Tile::BY_WARPGROUPS)
-        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, false>>(
-            product, stages, parts, copier, [](const u8*) {});
+        add_stages_by_warpgroups<Tile, ByWarpgroups<Tile, AS_IT_LIES, /*B_TRANSPOSED=*/false>>(
+            product, stages, parts, copier, /*also=*/[](const u8*) {});
     else
         add_stages<Tile, typename Of::Image>(product, stages, parts, copier,
-                                             [](const tensor_core::A(&)[Tile::DOWN]) {});
+                                             /*also=*/[](const tensor_core::A(&)[Tile::DOWN]) {});
 }
 
-// conv__image over staged arrays, for block `block` of this kernel's part of the launch.
+// written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
+// where `read` is dY; staged arrays. bias may be null; column_tiles: tiles of columns of each
+// residue; `block`: number in this kernel's part of the launch. staged: how W lies, and how
+// `written` is stored. `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
@@ -337,11 +366,14 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         StagedProduct<Tile> product;
         if constexpr (Tile::BY_WARPGROUPS) {
             if (staged.as_it_lies)
-                add_staged<Tile, true>(product, shared, read, w, staged, n_taps, layout, stages);
+                add_staged<Tile, /*AS_IT_LIES=*/true>(product, shared, read, w, staged, n_taps,
+                                                      layout, stages);
             else
-                add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+                add_staged<Tile, /*AS_IT_LIES=*/false>(product, shared, read, w, staged, n_taps,
+                                                       layout, stages);
         } else {
-            add_staged<Tile, false>(product, shared, read, w, staged, n_taps, layout, stages);
+            add_staged<Tile, /*AS_IT_LIES=*/false>(product, shared, read, w, staged, n_taps, layout,
+                                                   stages);
         }
         write_staged(product, layout, shared, staged, bias, written,
                      reinterpret_cast<typename Tile::E*>(stages));

@@ -7,8 +7,9 @@ namespace cto::conv::staged_row_sums {
 
 using namespace staged_tile;
 
-// Sum over k of A(row, k), in float. SHARERS threads share a row, each adds LINES of the Tile::K
-// lines of a slice. A stage is summed separately first, so that few additions are to the large sum.
+// Sums over k of A(row, k), in float; A is Y, k a position. SHARERS threads share a row, each adds
+// LINES of the Tile::K lines (positions) of a slice. A stage is summed separately first, so that
+// few additions are to the large sum.
 template <class Tile>
 struct FloatRowSums {
     static constexpr int SHARERS = STAGED_THREADS / Tile::ROWS, LINES = Tile::K / SHARERS;
@@ -16,7 +17,7 @@ struct FloatRowSums {
     float sum = 0, stage_sum = 0;
     bool wanted;
 
-    // Adds slice k of the stage.
+    // Adds slice k of the stage in shared memory; k = 0, ..., SLICES - 1 in turn.
     __device__ __forceinline__ void add(const u8* stage, int k) {
         const int row = threadIdx.x % Tile::ROWS;
         const int first_line = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;
@@ -29,7 +30,8 @@ struct FloatRowSums {
         sum += stage_sum;
         stage_sum = 0;
     }
-    // to[row] = sum of the row, row < count. shared: a float for each thread.
+    // to[row] = sum of the row, row < count, if wanted. shared: shared memory, a float for each
+    // thread.
     __device__ __forceinline__ void write(float* to, int count, float* shared) const {
         if (!wanted) return;
         shared[threadIdx.x] = sum;
@@ -41,13 +43,15 @@ struct FloatRowSums {
     }
 };
 
-// A multiplier that also adds A's rows: its `also` is an AlsoRowSums.
+// A multiplier for add_stages that also adds A's rows: its `also` is an AlsoRowSums, which says
+// whether to add them, and whether to multiply.
 template <class Tile, class Multiplier>
 struct AndRowSums {
     Multiplier multiplier;
 
     __device__ __forceinline__ explicit AndRowSums(const StagedProduct<Tile>& product)
         : multiplier(product) {}
+    // Adds slice k of the stage to also.sums and to the product, as far as they are wanted.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also& also) const {
@@ -55,6 +59,7 @@ struct AndRowSums {
         if (also.multiplies) multiplier.add(stage, k, product, [](const auto&) {});
     }
 };
+// The `also` of AndRowSums.
 template <class Tile>
 struct AlsoRowSums {
     FloatRowSums<Tile>& sums;

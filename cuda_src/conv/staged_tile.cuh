@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Tiles whose operands are copied by vectors of 16 bytes from arrays (n, position, channel):
-// D (ROWS x COLUMNS) += A B, where a warp computes PANEL rows of D.
+// Tiles whose operands are copied by vectors of 16 bytes from arrays (n, position, channel): D
+// (ROWS x COLUMNS) += A B, where a warp computes PANEL rows of D. A stage is a buffer of shared
+// memory for a part of the sum: lines of A, then lines of B.
 //
 // A line of shared memory has 128 bytes. Vector i of line l is at i ^ (l % 8): then eight lanes
 // that read one vector of eight lines, or all vectors of one line, have no bank conflict. A line is
@@ -17,13 +18,16 @@ using namespace image;
 constexpr int LINE_VECTORS = LINE_NBYTES / 16;
 constexpr int WARPGROUP = 4 * WARP;
 
-// Constants of a tile. EXISTS is false for types and GPUs without staged kernels:
-// functions do nothing.
+// Constants of a tile. EXISTS is false for types and GPUs without staged kernels: functions do
+// nothing. TF32: how many products of TF32 one product of floats becomes on tensor cores, 1 or 3;
+// 0: floats are multiplied exactly. A tile is flat (PANEL rows) or tall (2 * PANEL). N_ROWS: ROWS;
+// IS_THERE: EXISTS; WARPGROUPS: warpgroup instructions multiply.
 template <class Element, int N_ROWS, int TF32, bool IS_THERE, bool WARPGROUPS>
 struct StagedTile {
     using E = Element;
     static constexpr bool EXISTS = IS_THERE;
-    // Floats are multiplied by tensor cores, in parts of TF32 if IS_SPLIT, or by other instructions.
+    // Floats are multiplied by tensor cores, in parts of TF32 if IS_SPLIT, or by other
+    // instructions.
     static constexpr bool IS_SPLIT = TF32 == 3, IS_TF32 = TF32 != 0;
     static constexpr bool IS_EXACT = sizeof(E) == 4 && !IS_TF32;
     static constexpr int ROWS = N_ROWS;
@@ -60,13 +64,15 @@ struct StagedTile {
     static constexpr int STAGE_NBYTES = (ROWS + COLUMNS) * LINE_NBYTES;
 };
 
-// The offset of vector `vector` in line `line`, in bytes.
+// The offset of vector `vector` in line `line`, in bytes: vector i of line l is at i ^ (l % 8),
+// against bank conflicts.
 __device__ __forceinline__ int place_in_line(int vector, int line) {
     return (vector ^ (line % LINE_VECTORS)) * 16;
 }
 
-// high + low = words, as floats: high has TF32's 11 bits, low the 12 at most that remain, of which
-// tensor cores cut off the last. Of what is not finite low is NaN.
+// high + low = words, as floats: high is rounded to TF32's 11 bits (half of the last bit, 0x1000,
+// is added, and 13 bits are cut), low has the 12 at most that remain, of which tensor cores cut off
+// the last. low is NaN where the word is not finite.
 template <int N>
 __device__ __forceinline__ void split(const u32 (&words)[N], u32 (&high)[N], u32 (&low)[N]) {
 #pragma unroll
@@ -76,7 +82,8 @@ __device__ __forceinline__ void split(const u32 (&words)[N], u32 (&high)[N], u32
     }
 }
 
-// D in registers, as fragments of tensor cores.
+// D in registers, as fragments of tensor cores: sums[i][j] is of rows first_row + i * ROW_STEP and
+// 15 more, columns first_column + 8 j and 7 more (tensor_core.cuh).
 template <class Tile>
 struct StagedProduct {
     using E = typename Tile::E;
@@ -85,6 +92,7 @@ struct StagedProduct {
     float sums[DOWN][ACROSS][4] = {};
     int first_row, first_column;
 
+    // The place in D of the thread's warp (rows) and multiplier (columns).
     __device__ __forceinline__ StagedProduct() {
         first_row = row_of_warp();
         first_column = multiplier() % Tile::MULTIPLIERS_ACROSS * (ACROSS * 8);
@@ -98,6 +106,7 @@ struct StagedProduct {
         const int first = multiplier() / Tile::MULTIPLIERS_ACROSS * (DOWN * Tile::ROW_STEP);
         return Tile::BY_WARPGROUPS ? first + threadIdx.x % WARPGROUP / WARP * 16 : first;
     }
+    // D += a b, the warp's fragments of A and B, over Tile::K of the sum.
     __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
                                              const tensor_core::B (&b)[ACROSS]) {
         if constexpr (Tile::IS_SPLIT) return multiply_parts(a, b);
@@ -106,8 +115,8 @@ struct StagedProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // D += A_low B_high + A_high B_low + A_high B_high. Tensor cores cut sums off where they round, so
-    // each sum of three products begins at 0, and is rounded as it is added to D.
+    // D += A_low B_high + A_high B_low + A_high B_high. Tensor cores cut sums off where they round,
+    // so each sum of three products begins at 0, and is rounded as it is added to D.
     __device__ __forceinline__ void multiply_parts(const tensor_core::A (&a)[DOWN],
                                                    const tensor_core::B (&b)[ACROSS]) {
         tensor_core::A a_high[DOWN], a_low[DOWN];
@@ -150,8 +159,8 @@ struct StagedProduct {
                     for (int k = 0; k < 2; ++k) sums[i][j][2 * down + k] += more;
             }
     }
-    // Calls f(to + row * OF_ROW + column * OF_COLUMN, pair) for each pair of the thread's sums, of
-    // (row, column) and (row, column + 1).
+    // Calls f(to + row * OF_ROW + column * OF_COLUMN, pair) for each pair of the thread's sums,
+    // those of (row, column) and (row, column + 1) of the tile.
     template <int OF_ROW, int OF_COLUMN, class To, class F>
     __device__ __forceinline__ void each_pair(To* to, const F& f) const {
         const int lane = threadIdx.x % WARP;
@@ -169,7 +178,8 @@ struct StagedProduct {
 
 // ---- fragments ----------------------------------------------------------------------------------
 
-// before_cut, unless words are split.
+// Multiplies words, floats that tensor cores truncate to TF32, by 1.00035 (before_cut), unless they
+// are split into parts.
 template <class Tile, int N>
 __device__ __forceinline__ void as_multiplied(u32 (&words)[N]) {
     if constexpr (!Tile::IS_SPLIT) before_cut<Tile>(words);
@@ -184,8 +194,9 @@ __device__ __forceinline__ void load_four(const u8* from, float (&to)[4]) {
     to[3] = loaded.w;
 }
 
-// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes as fragments; lane l passes the address of
-// row l. By shuffles where there is no such instruction.
+// ldmatrix.x4: loads four matrices of 8 rows of 16 bytes as fragments, w0 to w3; lane l passes the
+// address of row l % 8 of matrix l / 8. TRANSPOSED: of two-byte elements, transposed. By shuffles
+// where there is no such instruction.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -208,13 +219,16 @@ __device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32&
 #endif
 }
 
-// Loads fragments from stages whose lines are rows of A and columns of B.
+// Loads a warp's fragments from stages whose lines are rows of A and columns of B.
 template <class Tile>
 struct ImageFragments {
     int a_line, b_line;      // offsets of the lane's lines, in bytes
     int a_vector, b_vector;  // 0 or 1: the lane's vector of the two that a product sums over
     int low;                 // line % 8, by which vectors are swizzled
 
+    // Lane l passes to ldmatrix (`matrices`) the address of row l % 8 of matrix l / 8: of A these
+    // are rows + 0, + 8 from product.first_row on, then the same of the second vector; of B both
+    // vectors of columns + 0, then + 8.
     __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
         low = lane % 8;
@@ -223,17 +237,19 @@ struct ImageFragments {
         a_vector = high;
         b_vector = middle;
     }
-    // Loads slice k of the stage: its vectors 2 k and 2 k + 1.
+    // a, b = fragments of slice k of the stage: its vectors 2 k and 2 k + 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const u8* const a_of = stage + a_line + ((2 * k + a_vector) ^ low) * 16;
         const u8* const b_of = stage + b_line + ((2 * k + b_vector) ^ low) * 16;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            matrices<false>(a_of + i * 16 * LINE_NBYTES, a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/false>(a_of + i * 16 * LINE_NBYTES, a[i][0], a[i][1], a[i][2],
+                                           a[i][3]);
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2)
-            matrices<false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+            matrices</*TRANSPOSED=*/false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1],
+                                           b[j + 1][0], b[j + 1][1]);
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i) as_multiplied<Tile>(a[i]);
 #pragma unroll
@@ -241,21 +257,24 @@ struct ImageFragments {
     }
 };
 
-// The offset of vector `vector` of position `line` in bytes, for stages whose lines are positions;
-// a panel has IN_LINE rows or columns. Swizzled differently for TF32, whose fragments are loaded
-// word by word, by 8 lanes from each of 4 lines.
+// The offset in A or B of vector `vector` (VECTOR neighbouring rows or columns) of position `line`,
+// in bytes, for stages whose lines are positions: panels of IN_LINE positions, each with IN_LINE
+// rows or columns. Swizzled differently for TF32, whose fragments are loaded word by word, by 8
+// lanes from each of 4 lines.
 template <class Tile>
 __device__ __forceinline__ int place_of_position(int vector, int line) {
     const int in_line = vector % LINE_VECTORS, of_line = Tile::IS_TF32 ? line % 4 * 2 : line % 8;
     return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
 }
 
-// Loads fragments from stages whose lines are positions: transposed by ldmatrix,
-// or TF32 word by word.
+// Loads a warp's fragments from stages whose lines are positions: transposed by ldmatrix, or TF32
+// word by word.
 template <class Tile, bool TF32>
 struct WeightFragmentsOf {
     int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // the lane's offsets in a stage, in bytes
 
+    // Lane l passes to ldmatrix the address of row l % 8 of matrix l / 8: a row of a matrix is one
+    // position and 8 rows of A or columns of B, from those of `product` on.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
         const int lane = threadIdx.x % WARP;
         const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
@@ -269,22 +288,26 @@ struct WeightFragmentsOf {
                 Tile::A_NBYTES +
                 place_of_position<Tile>(product.first_column / 8 + 2 * j + high, low + middle * 8);
     }
-    // Loads slice k of the stage: its positions k * K to k * K + K - 1.
+    // a, b = fragments of slice k of the stage: its positions k * K to k * K + K - 1.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         stage += k * Tile::K * LINE_NBYTES;
 #pragma unroll
         for (int i = 0; i < Tile::DOWN; ++i)
-            matrices<true>(stage + a_at[i], a[i][0], a[i][1], a[i][2], a[i][3]);
+            matrices</*TRANSPOSED=*/true>(stage + a_at[i], a[i][0], a[i][1], a[i][2], a[i][3]);
 #pragma unroll
         for (int j = 0; j < Tile::ACROSS; j += 2)
-            matrices<true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+            matrices</*TRANSPOSED=*/true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0],
+                                          b[j + 1][1]);
     }
 };
+// For TF32: lane 4 g + t loads the words of row or column g of each eight, at positions t and t +
+// 4.
 template <class Tile>
-struct WeightFragmentsOf<Tile, true> {
-    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // of each eight rows or columns
+struct WeightFragmentsOf<Tile, /*TF32=*/true> {
+    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // `place` of each eight rows or columns
 
+    // Offsets in a stage, at position t, of the rows and columns of `product`.
     __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
 #pragma unroll
         for (int i = 0; i < 2 * Tile::DOWN; ++i) a_at[i] = place(product.first_row + 8 * i);
@@ -292,11 +315,13 @@ struct WeightFragmentsOf<Tile, true> {
         for (int j = 0; j < Tile::ACROSS; ++j)
             b_at[j] = Tile::A_NBYTES + place(product.first_column + 8 * j);
     }
-    // The lane's word of rows or columns first to first + 7.
+    // The offset of the lane's word of rows or columns first to first + 7, in bytes.
     static __device__ __forceinline__ int place(int first) {
         const int lane = threadIdx.x % WARP, at = first + lane / 4;
         return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
     }
+    // a, b = fragments of slice k of the stage, word by word. high: 0 or 1, the second four
+    // positions.
     __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
                                          tensor_core::B (&b)[Tile::ACROSS]) const {
         const auto word = [&](int at, int high) {
@@ -332,6 +357,7 @@ struct ByTensorCores {
 
     __device__ __forceinline__ explicit ByTensorCores(const StagedProduct<Tile>& product)
         : fragments(product) {}
+    // product += slice k of the stage; also(a) is called with A's fragments.
     template <class Also>
     __device__ __forceinline__ void add(const u8* stage, int k, StagedProduct<Tile>& product,
                                         const Also& also) const {
@@ -341,15 +367,19 @@ struct ByTensorCores {
         product.multiply(a, b);
         also(a);
     }
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile.
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const StagedProduct<Tile>& product, To* to,
                                                      const F& f) {
-        product.template each_pair<OF_ROW, 1>(to, f);
+        product.template each_pair<OF_ROW, /*OF_COLUMN=*/1>(to, f);
     }
 };
 
-// product += the products of `count` stages, which the copier copies in order (zeros after the
-// last); all stages but one are in flight while one is multiplied.
+// product += the products of `count` stages, in Tile::STAGES buffers of shared memory at `stages`;
+// all but one are in flight while one is multiplied. Each stage is copied by copier.open(),
+// copier.copy(stage, slice) for each slice, copier.close(), in order (zeros after the last), and
+// multiplied by Multiplier::add(stage, slice, product, also), which calls also(fragments of A).
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
                                            Copier& copier, const Also& also) {
@@ -365,7 +395,7 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
     }
     for (i32 rest = count; rest > 0; --rest) {
         async_copy::wait<Tile::AHEAD - 1>();
-        __syncthreads();
+        __syncthreads();  // the stage is there; the one before, at `to`, has been multiplied
         copier.open();
 #pragma unroll
         for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);

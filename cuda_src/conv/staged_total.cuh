@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The gradient of W: the sum of the parts that staged_weight.cuh wrote, in a fixed order.
+// The gradient of W: the sum of the parts parts[part][tile][row][column] that staged_weight.cuh
+// wrote, in a fixed order.
 #pragma once
 #include "conv/staged_weight.cuh"
 
@@ -7,12 +8,15 @@ namespace cto::conv::staged_total {
 
 using namespace staged_weight;
 
-// Item `item` of a block of write_staged_weights: four neighbouring channels of one filter and tap.
+// Four neighbouring channels of one filter and tap, an item of a block of write_staged_weights.
 struct FourWeights {
     bool exists;
-    i64 from;  // its offset in a part
-    int to;    // its offset in `lines`; the four channels are `taps` apart there
+    i64 from;  // offset in a part
+    int to;    // offset in `lines`; the four channels are `taps` apart there
 
+    // Item `item` < count, numbered (filter, tap, four channels), of the block's filters of `group`
+    // from `first` on and channels from first_channel on. joined_filters: filters of each of the
+    // groups that staging joined to `group`.
     template <class Tile>
     static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
                                                      int count, i32 taps, i32 group, i32 first,
@@ -31,11 +35,13 @@ struct FourWeights {
     }
 };
 
+// sum += more, element by element.
 __device__ __forceinline__ void add_four(float4& sum, const float4& more) {
     sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
 }
 
-// Sum of four neighbouring numbers over parts first, first + step, ... < count.
+// The sum of four neighbouring numbers, at parts + i * pitch of part i, over parts first, first +
+// step, ... < count.
 __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i32 count, i32 step,
                                                i64 pitch) {
     float4 sum{};
@@ -45,10 +51,10 @@ __device__ __forceinline__ float4 sum_of_parts(const float* parts, i32 first, i3
     return sum;
 }
 
-// w[filter][tap][channel] = sum over `count` parts: channels last, as in the parts.
-// `summers` threads share the sum of four channels, each adds every summers-th part. If
-// groups of joined_filters filters were joined to one, sums of a filter and a channel of
-// different groups are left out.
+// w[filter][tap][channel] = sum over `count` parts: channels last, as in the parts. Block `block`
+// has THREADS / summers items of four channels; `summers` threads share the sum of an item, each
+// adds every summers-th part. If groups of joined_filters filters were joined to one, sums of a
+// filter and a channel of different groups are left out.
 template <class Tile>
 __device__ __forceinline__ void write_lines_of_weights(const float* parts, typename Tile::E* w,
                                                        i32 count, i32 summers, i32 joined_filters,
@@ -89,8 +95,10 @@ __device__ __forceinline__ void write_lines_of_weights(const float* parts, typen
         for (int i = 0; i < 4 && channel + i < layout.channels; ++i) w[i] = rounded.at[i];
 }
 
-// w[filter][channel][tap] = sum over `count` parts. A block has `filters` filters of a group and
-// TOTAL_CHANNELS channels; it transposes their sums in shared memory and writes whole lines.
+// w[filter][channel][tap] = sum over `count` parts; `summers` threads share a sum. joined_filters:
+// filters of each of the groups that staging joined to one. Block `block` has `filters` filters of
+// a group and TOTAL_CHANNELS channels; it transposes their sums in shared memory (`lines`) and
+// writes whole lines.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters,
@@ -142,8 +150,9 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
             w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
-// w = sum over `count` parts, by block number `block`. `summers` threads share a sum; for
-// joined_filters see write_lines_of_weights.
+// w = sum over `count` parts, by block number `block`. `summers` threads share a sum.
+// joined_filters: filters of each of the groups that staging joined to one (all of a group's, if
+// none were).
 //
 //     filters = 0   w[filter][tap][channel], channels last: write_lines_of_weights
 //     else          w[filter][channel][tap], `filters` filters a block: write_staged_weights

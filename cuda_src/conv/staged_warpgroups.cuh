@@ -9,19 +9,21 @@ namespace cto::conv::staged_warpgroups {
 using namespace image;
 using namespace staged_tile;
 
-// Lines are rows of A and columns of B, or if TRANSPOSED elements k of the sum.
+// The multiplier of add_stages_by_warpgroups: a warpgroup has DOWN * 64 rows and ACROSS * 8 columns
+// of D. Lines of a stage are rows of A and columns of B, or if TRANSPOSED elements k of the sum.
 template <class Tile, bool A_TRANSPOSED, bool B_TRANSPOSED>
 struct ByWarpgroups {
     using Product = StagedProduct<Tile>;
     int a_at, b_at;  // offsets of the warpgroup's A and B in a stage, in bytes
 
+    // Warpgroups are MULTIPLIERS_ACROSS in a row of D.
     __device__ __forceinline__ ByWarpgroups() {
         const int number = Product::multiplier();
         a_at = number / Tile::MULTIPLIERS_ACROSS * (Tile::DOWN * warpgroup::PANEL_NBYTES);
         b_at =
             Tile::A_NBYTES + number % Tile::MULTIPLIERS_ACROSS * (Tile::ACROSS * 8 * LINE_NBYTES);
     }
-    // Starts the products of a stage, for which warpgroup::wait waits.
+    // Starts product += those of a stage, for which warpgroup::wait waits.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
         constexpr int A_STEP = A_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
         constexpr int B_STEP = B_TRANSPOSED ? Tile::K * LINE_NBYTES : warpgroup::K_NBYTES;
@@ -37,14 +39,17 @@ struct ByWarpgroups {
                     warpgroup::moved(b, k * B_STEP));
         warpgroup::commit();
     }
+    // Calls f(to + row * OF_ROW + column, pair) for each pair of the thread's sums, those of (row,
+    // column) and (row, column + 1) of the tile.
     template <int OF_ROW, class To, class F>
     static __device__ __forceinline__ void each_pair(const Product& product, To* to, const F& f) {
-        product.template each_pair<OF_ROW, 1>(to, f);
+        product.template each_pair<OF_ROW, /*OF_COLUMN=*/1>(to, f);
     }
 };
 
-// product += the products of `count` stages, which the copier copies in order (zeros after the
-// last). also(stage) is called for each.
+// product += the products of `count` stages, in Tile::STAGES buffers of shared memory at `stages`;
+// a stage is multiplied while the next is copied by copier.open(), copy(stage, slice) and close(),
+// and also(stage) is called meanwhile.
 template <class Tile, class Multiplier, class Copier, class Also>
 __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
                                                          i32 count, Copier& copier,
@@ -64,7 +69,7 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     for (i32 rest = count; rest > 0; --rest) {
         async_copy::wait<Tile::AHEAD - 1>();
         warpgroup::show_copies();
-        __syncthreads();
+        __syncthreads();  // the stage is there, and the one before has been multiplied
         multiplier.begin(stages + from, product);
         copy();
         also(stages + from);
@@ -75,7 +80,9 @@ __device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& pr
     __syncthreads();
 }
 
-// slab[column][row] = D[row][column], rounded; lines are ROWS + VECTOR elements apart.
+// slab[column][row] = D[row][column], rounded, in shared memory; lines are ROWS + VECTOR elements
+// apart. Four fragments of 8 x 8 at a time: lane l passes the address of line l % 8 of fragment l /
+// 8, which is 8 rows (fragments 1 and 3) and 8 columns (2 and 3) on.
 template <class Tile>
 __device__ __forceinline__ void store_lines(const StagedProduct<Tile>& product,
                                             typename Tile::E* slab) {

@@ -19,19 +19,20 @@ using namespace staged_warpgroups;
 using weight::weight_tile;
 using weight::WeightTile;
 
-// Buffers for StagedRows: those of a stage are copied AHEAD stages before the stage itself,
+// Buffers for the StagedRows of a stage: they are copied AHEAD stages before the stage itself,
 // which is copied AHEAD stages before it is multiplied. (AHEAD + 1 would do, but no barrier
 // separates the first.)
 template <class Tile>
 constexpr int ROW_SLOTS = 2 * Tile::AHEAD;
 
-// What a vector of columns reads: `at` vectors after what a position reads, and the bit of its tap.
+// What a vector of columns (channels of one tap) reads: X `at` vectors after what a position reads
+// by tap 0; and the bit of its tap in StagedRow::inside, 0 if it does not exist.
 struct ColumnReads {
     i32 at;
     u32 bit;
 };
 
-// Shared memory beside the stages.
+// Shared memory of sum_staged_weights beside the stages.
 template <class Tile>
 struct WeightShared {
     StagedRow rows[ROW_SLOTS<Tile>][Tile::IN_LINE];     // what positions read of X
@@ -44,8 +45,8 @@ struct WeightShared {
 template <class Tile>
 constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
-// Copies stages of IN_LINE positions. A thread copies one vector in eight of
-// every AT_ONCE-th position.
+// The copier of add_stages: copies stages of IN_LINE positions of Y, as A, and X, as B, to shared
+// memory. A thread copies one vector in eight (LINE_VECTORS) of every AT_ONCE-th position.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
@@ -67,10 +68,11 @@ struct WeightCopier {
     u32 y_exists;          // bit i: panel i has the thread's vector
     i32 x_at[B_PANELS];    // ColumnReads of the thread's columns: at
     u32 x_bits[B_PANELS];  // and bit
-    int line, own, stage_number;
-    const StagedRow* reads;  // of the stage being copied
+    int line, own, stage_number;  // its first position in a stage; offset of its first vector there
+    const StagedRow* reads;       // of the stage being copied
 
-    // Copies the StagedRows of stage `number`.
+    // Begins to copy the StagedRows of stage `number`, or computes them where positions read
+    // themselves.
     __device__ __forceinline__ void copy_rows(i32 number) const {
         StagedRow* const to = shared.rows[number % ROW_SLOTS<Tile>];
         const int at = threadIdx.x;
@@ -100,12 +102,13 @@ struct WeightCopier {
                     y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
 #pragma unroll
             for (int panel = 0; panel < B_PANELS; ++panel)
-                async_copy::copy_or_zeros<16, true>(
+                async_copy::copy_or_zeros<16, /*AGAIN=*/true>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
                     x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
             y += y_step;
         }
     }
+    // Closes the stage's group of copies, and moves on by IN_LINE positions.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         ++stage_number;
@@ -113,7 +116,9 @@ struct WeightCopier {
     }
 };
 
-// Sums of A's rows as products with ones. Warps with the same rows share them.
+// Sums of A's rows (Y's filters), for the gradient of a bias, as products with ones. The
+// MULTIPLIERS_ACROSS warps or warpgroups with the same rows share them: each has every
+// MULTIPLIERS_ACROSS-th fragment.
 template <class Tile>
 struct StagedRowSums {
     using E = typename Tile::E;
@@ -123,11 +128,13 @@ struct StagedRowSums {
     float sums[COUNT][4] = {};
     bool wanted;
 
+    // The number of this warp among those with the same rows.
     static __device__ __forceinline__ int across() {
         return StagedProduct<Tile>::multiplier() % Tile::MULTIPLIERS_ACROSS;
     }
-    // Adds the sums of the rows of `a`.
+    // Adds the sums of the rows of the warp's fragments `a`.
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
+        // A word of one float, or of two 2-byte elements, all 1.
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
@@ -135,7 +142,7 @@ struct StagedRowSums {
             if (i % Tile::MULTIPLIERS_ACROSS == across())
                 tensor_core::multiply<E>(sums[i / Tile::MULTIPLIERS_ACROSS], a[i], b);
     }
-    // Adds a whole stage. For warpgroups, whose products read A from shared memory, not from
+    // Adds a whole stage, from which it loads A. For warpgroups, whose products do not have A in
     // registers.
     __device__ __forceinline__ void add(const u8* stage) {
         const int lane = threadIdx.x % WARP;
@@ -147,9 +154,9 @@ struct StagedRowSums {
 #pragma unroll
             for (int i = 0; i < Tile::DOWN; ++i) {
                 const int vector = (first_row + i * PANEL) / 8 + middle;
-                matrices<true>(stage + k * Tile::K * LINE_NBYTES +
-                                   place_of_position<Tile>(vector, low + high * 8),
-                               a[i][0], a[i][1], a[i][2], a[i][3]);
+                matrices</*TRANSPOSED=*/true>(stage + k * Tile::K * LINE_NBYTES +
+                                                  place_of_position<Tile>(vector, low + high * 8),
+                                              a[i][0], a[i][1], a[i][2], a[i][3]);
             }
             add(a);
         }
@@ -171,20 +178,21 @@ struct StagedRowSums {
     }
 };
 
-// The column of a tap and a channel: tap * channels + channel. But if channels are whole panels, in
-// the order (panel, tap, channel of the panel): a tap reads mostly what the tap before read, which
-// is in the L1 cache.
+// The column of D of a tap (of `taps`) and a channel (of `channels`): tap * channels + channel. But
+// if channels are whole panels (of `panel` channels), in the order (panel, tap, channel of the
+// panel): a tap reads mostly what the tap before read, which is in the L1 cache.
 __device__ __forceinline__ i32 column_of(i32 tap, i32 channel, i32 channels, i32 taps, i32 panel) {
     if (channels % panel != 0) return tap * channels + channel;
     return (channel / panel * taps + tap) * panel + channel % panel;
 }
 
 // The tap of a vector of columns, and the vector's number among those of the tap: inverse of
-// column_of.
+// column_of. tap >= taps: the vector does not exist. I: u32 or i32.
 template <class I>
 struct ColumnVector {
     I tap, vector;
 
+    // Vector `number` of the columns; each of `taps` taps has `depth` vectors of channels.
     __device__ __forceinline__ ColumnVector(I number, I depth, I taps) {
         if (depth % LINE_VECTORS == 0) {  // as column_of has them
             const I panel = number / LINE_VECTORS, channels = panel / taps;
@@ -210,8 +218,10 @@ __device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     return shift;
 }
 
-// sums[part][tile][row][column] and y_sums[part][filter], either may be null; block `block` has one
-// tile of one part.
+// sums[part][tile][row][column] = sum over the part's positions of y * x, y_sums[part][filter] =
+// sum of y, either may be null; block part * layout.tiles + tile of this kernel's part of the
+// launch. x, y: staged arrays; rows: what each position reads of X, null for 1 x 1 taps and stride
+// 1; `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                                                    const typename Tile::E* y, const StagedRow* rows,

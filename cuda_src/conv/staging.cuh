@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Staged arrays, which tiles are copied from by vectors: (n, channel, position) as (n, position,
-// channel), channels padded to whole vectors; and StagedRows, what each position of the output
-// reads.
+// Staged arrays, from which tiles are copied by vectors: (n, channel, position) as (n, position,
+// channel), channels padded with zeros to whole vectors of 16 bytes, floats rounded to TF32 if they
+// are multiplied so; and StagedRows, what each position of the output reads.
+//
+// Fields of StagedArray: channels, padded (to whole vectors); plane: positions of an image; width:
+// of them that are loaded as one vector; plane_tiles: tiles of PANEL positions of an image; blocks:
+// of the launch, 0 if the array is not staged. StagingLayout has one for each of x, y and w.
 #pragma once
 #include "conv/image.cuh"
 
@@ -10,14 +14,15 @@ namespace cto::conv::staging {
 using namespace image;
 
 // to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
-// `tile` in shared memory: tile[channel * PITCH + position].
+// `tile` in shared memory: tile[channel * PITCH + position]. TF32: floats are rounded to TF32.
 template <class E, bool TF32>
 struct Transposer {
     static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
     static constexpr int PITCH = PANEL + 4 / sizeof(E);
     E* tile;
 
-    // Loads `tile` by vectors of V positions; zeros where a channel or position does not exist.
+    // Loads `tile` by vectors of V positions; zeros from channel `channels` and position
+    // `positions` on. plane: elements from a channel to the next.
     template <int V>
     __device__ __forceinline__ void load(const E* from, i32 plane, i32 channels, i32 positions) {
         using Loaded = vec::Vec<E, V>;
@@ -39,7 +44,8 @@ struct Transposer {
                 tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
     }
     // tile[channel * PITCH + position] = from[channel * plane + position], channel < min(channels,
-    // PANEL): planes lie side by side, so a vector of WIDTH may go on into the next channel.
+    // PANEL), position < plane <= PANEL: planes lie side by side, so a vector of WIDTH may go on
+    // into the next channel.
     __device__ __forceinline__ void load_planes(const E* from, i32 plane, i32 channels) {
         using Loaded = vec::Vec<E, WIDTH>;
         constexpr int COUNT = PANEL * IN_LINE / THREADS;
@@ -64,7 +70,8 @@ struct Transposer {
             }
         }
     }
-    // Stores `tile` by vectors of channels; positions are `padded` elements apart.
+    // Stores `tile`, transposed, by vectors of channels: those below `channels`, at positions below
+    // `positions`, which are `padded` elements apart.
     __device__ __forceinline__ void store(E* to, i32 padded, i32 channels, i32 positions) const {
 #pragma unroll
         for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
@@ -83,7 +90,9 @@ struct Transposer {
     }
 };
 
-// to[position][channel] = from[position][channel], zeros for the padded channels.
+// to[position][channel] = from[position][channel] for PANEL channels and positions, as far as there
+// are `channels` and `positions`; zeros for the padded channels. For arrays whose channels are
+// last.
 template <class E, bool TF32>
 __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArray& array,
                                           i32 channels, i32 positions) {
@@ -106,8 +115,10 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
     }
 }
 
-// to = the staged array of `from`: block `block` has PANEL channels and PANEL
-// positions of an image.
+// to = the staged array of `from`: block `block`, in the order (image, channels, positions), has
+// PANEL channels and PANEL positions of an image. array.width says how it is loaded: by vectors of
+// so many positions; 0: planes side by side; -1: channels are last already. memory: shared memory
+// for a Transposer's tile.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
                                             u32 block, u8* memory) {
@@ -136,9 +147,10 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
-// to[row][tap][k] = W of joined groups: several groups become one, with zeros where
-// filter and channel are of different groups. A row is a filter and k a channel; in the
-// gradient the other way round.
+// to[row][tap][k] = W of joined groups: groups.joined groups become one, with zeros where filter
+// and channel are of different groups. A row is a filter and k a channel; in the gradient the other
+// way round. A thread writes a vector of k; vectors are numbered through all blocks, this one being
+// `block`. array: its `channels` are the rows of all groups.
 template <class E, bool TF32>
 __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& array,
                                          const JoinedGroups& groups, u32 block) {
@@ -167,7 +179,9 @@ __device__ __forceinline__ void spread_w(const E* w, E* to, const StagedArray& a
     *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(index) * WIDTH) = loaded;
 }
 
-// Bit i: tap i reads inside of the array, for a position whose tap 0 reads at `at`.
+// Returns a word whose bit i says that tap i reads inside of the array, for a position whose tap 0
+// reads at `at`. extents: of the array. Taps are numbered with the last axis the fastest; along an
+// axis there are taps[axis], positions jumps[axis] apart.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
     u32 inside = 1;  // of the taps along the axes so far
@@ -186,7 +200,8 @@ __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&exten
     return inside;
 }
 
-// rows[index] = what output position `index` reads; zeros past the last position. One a thread.
+// rows[index] = what output position `index` reads of the staged X; zeros past the last position. A
+// thread writes one, index = block * THREADS + threadIdx.x.
 __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& layout, u32 block) {
     const i64 index = static_cast<i64>(block) * THREADS + threadIdx.x;
     if (index >= layout.n_rows) return;
@@ -210,7 +225,9 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
     rows[index] = row;
 }
 
-// See conv__stage. Blocks are numbered through x, y, w and rows.
+// staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded to whole
+// vectors; rows[position] = what a position of the output reads of X. Blocks are numbered through
+// x, y, w and rows. TF32: floats are rounded to TF32. EXISTS: compiled for this GPU and type.
 template <class E, bool TF32, bool EXISTS>
 __device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y, const E* w,
                                       E* staged_w, StagedRow* rows, const StagingLayout& layout) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x DEPTH) B (DEPTH x COLUMNS). A
-// and B are in shared memory, a part of DEPTH of the sum at a time; D is in registers.
+// and B are in shared memory, a part of DEPTH of the sum at a time; D is in registers of all
+// threads.
 //
 //     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
 //     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
@@ -24,7 +25,11 @@ __device__ __forceinline__ int kept(int number) {
     return number;
 }
 
-// Constants of a tile, and the layout of a part of A and B in shared memory.
+// Constants of a tile, and the layout of a part of A and B in shared memory. TF32: floats are
+// multiplied in TF32 by tensor cores. COPIED: elements are copied to shared memory as they are, so
+// that tensor cores cut floats to TF32 (IS_CUT), instead of being rounded on the way. B_BY_COLUMNS,
+// A_BY_ROWS: B is BY_COLUMNS, A BY_ROWS in shared memory, if tensor cores load them as they are.
+// N_ROWS: ROWS.
 template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false,
           bool COPIED = false>
 struct Tile {
@@ -63,9 +68,10 @@ struct Tile {
     }
 };
 
-// words *= 1.00035, as floats. Tensor cores truncate floats to TF32's 10 bits, which makes them
-// 3.4e-4 of themselves too small on average; after this product it is 4e-5, and floats of 10 bits
-// do not change. For arrays that are read without a staging launch, which would round them.
+// words *= 1.00035, as floats, if they are multiplied in TF32. Tensor cores truncate floats to
+// TF32's 10 bits, which makes them 3.4e-4 of themselves too small on average; after this product it
+// is 4e-5, and floats of 10 bits do not change. For arrays that are read without a staging launch,
+// which would round them.
 template <class Tile, int N>
 __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
     if constexpr (Tile::IS_TF32)
@@ -74,7 +80,8 @@ __device__ __forceinline__ void before_cut(u32 (&words)[N]) {
             words[i] = __float_as_uint(__uint_as_float(words[i]) * 1.00035f);
 }
 
-// D in fragments of tensor cores: a warp has DOWN x ACROSS of them.
+// D in fragments of tensor cores: a warp has DOWN x ACROSS of them, of 16 x 8; sums[i][j] is a
+// lane's part of one (tensor_core.cuh). Warps are WARPS_DOWN x WARPS_ACROSS.
 template <class Tile>
 struct TensorProduct {
     using E = typename Tile::E;
@@ -89,6 +96,7 @@ struct TensorProduct {
     int first_row, first_column;  // of the warp
     int place_in_a, place_in_b;   // of the lane in a part
 
+    // The warp's place in D, and the lane's in A and B, from which it loads fragments.
     __device__ __forceinline__ TensorProduct() {
         const int warp = threadIdx.x / WARP;
         first_row = warp / WARPS_ACROSS * (DOWN * 16);
@@ -98,7 +106,7 @@ struct TensorProduct {
         place_in_b = kept(Tile::A_SIZE + Tile::b_at(0, first_column) +
                           tensor_core::place_in_b<E, Tile::BY_COLUMNS>(Tile::B_PITCH));
     }
-    // D += the product over half 0 or 1 of a part.
+    // D += the product over half 0 or 1 (K of the sum) of a part in shared memory, A and then B.
     __device__ __forceinline__ void add(const E* part, int half) {
         const E* const a_of = part + place_in_a + Tile::a_at(0, half * K);
         const E* const b_of = part + place_in_b + Tile::b_at(half * K, 0);
@@ -122,9 +130,10 @@ struct TensorProduct {
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
     }
-    // D is cut into DOWN slabs of SLAB rows. Calls f(row of the slab, column, pair) for each pair
-    // of the thread's sums in the slab, of column and column + 1.
+    // D is cut into DOWN slabs of SLAB rows: slab i has fragments i of all warps.
     static constexpr int SLAB = WARPS_DOWN * 16;
+    // Calls f(row of the slab, column, pair) for each pair of the thread's sums in slab `slab`,
+    // those of column and column + 1.
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
         const int lane = threadIdx.x % WARP, row = first_row / DOWN + lane / 4;
@@ -140,7 +149,8 @@ struct TensorProduct {
     }
 };
 
-// Sums of A's rows as a product with ones; a warp has 16 rows.
+// Sums of A's rows, for the gradient of a bias, as a product with ones; a warp has 16 rows. works:
+// they are wanted, and the warp has rows.
 template <class Tile>
 struct ProductRowSums {
     using E = typename Tile::E;
@@ -150,6 +160,7 @@ struct ProductRowSums {
     float sums[4] = {};
     bool works;
 
+    // wanted: the sums are to be written.
     __device__ __forceinline__ explicit ProductRowSums(bool wanted) {
         works = wanted && first_row() < Tile::ROWS;
     }
@@ -157,7 +168,7 @@ struct ProductRowSums {
     // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const E* part, int half) {
         if (!works) return;
-        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;  // two in a word
         const tensor_core::B b = {ones, ones};
         tensor_core::A a;
         const int place = tensor_core::place_in_a<E, Tile::BY_ROWS>(Tile::A_PITCH);
@@ -177,7 +188,8 @@ struct ProductRowSums {
     }
 };
 
-// ProductRowSums for TF32, in float: SHARERS threads add a row.
+// ProductRowSums for TF32, in float instead: SHARERS threads add a row, COUNT elements each of a
+// half.
 template <class Tile>
 struct LineRowSums {
     static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;
@@ -186,7 +198,9 @@ struct LineRowSums {
     float sum = 0;
     bool works;
 
+    // wanted: the sums are to be written.
     __device__ __forceinline__ explicit LineRowSums(bool wanted) : works(wanted) {}
+    // Adds the sums over half 0 or 1 of a part.
     __device__ __forceinline__ void add(const float* part, int half) {
         if (!works) return;
         const int k = half * Tile::HALF + threadIdx.x % SHARERS * COUNT;
@@ -196,6 +210,7 @@ struct LineRowSums {
         for (int i = 1; i < COUNT; ++i) more += from[i];
         sum += more;
     }
+    // to[row] = sum of the row, row < count, by the first of the row's threads.
     __device__ __forceinline__ void write(float* to, int count) const {
         if (!works) return;  // all threads or none
         float total = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
@@ -208,7 +223,8 @@ struct LineRowSums {
 template <class Tile>
 using RowSums = Conditional<Tile::IS_CUT, LineRowSums<Tile>, ProductRowSums<Tile>>;
 
-// D without tensor cores: a thread has ROWS / 16 rows and 8 columns, which it loads by vectors.
+// D without tensor cores: a thread has DOWN = ROWS / 16 neighbouring rows and ACROSS = 8 columns,
+// which it loads by vectors of W.
 template <class Tile>
 struct PlainProduct {
     using E = typename Tile::E;
@@ -219,10 +235,12 @@ struct PlainProduct {
     Sum sums[DOWN][ACROSS] = {};
     int first_row, first_column;
 
+    // Threads are 16 x 16 in D.
     __device__ __forceinline__ PlainProduct() {
         first_row = threadIdx.x / 16 * DOWN;
         first_column = threadIdx.x % 16 * W;
     }
+    // D += the product over half 0 or 1 of a part in shared memory.
     __device__ __forceinline__ void add(const E* part, int half) {
         constexpr int AT_ONCE = DOWN < W ? DOWN : W;
         using Rows = vec::Vec<E, AT_ONCE>;
@@ -246,12 +264,13 @@ struct PlainProduct {
                     sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
         }
     }
-    // D is cut into DOWN slabs of 16 rows; a thread has one row of each. Calls f(row of the slab,
-    // column, pair) for each pair of its sums. A thread has W neighbouring columns, the next 15
-    // threads the following ones, and so on: sums[slab][j] is of column
+    // D is cut into DOWN slabs of 16 rows; a thread has one row of each.
+    static constexpr int SLAB = 16;
+    // Calls f(row of the slab, column, pair) for each pair of the thread's sums in slab `slab`,
+    // those of column and column + 1. A thread has W neighbouring columns, the next 15 threads the
+    // following ones, and so on: sums[slab][j] is of column
     //
     //     first_column + j / W * 16 * W + j % W
-    static constexpr int SLAB = 16;
     template <class F>
     __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
 #pragma unroll
@@ -275,14 +294,15 @@ using Group = vec::Vec<E, vec::WIDTH<E>>;
 
 __device__ const uint4 ZEROS = {};
 
-// The elements of all channels at one position, `step` apart. Offset is u32 if an image has fewer
-// than 2^31 elements. If the position does not exist, it points to zeros with a step of 0: fewer
-// instructions than loads under a condition.
+// The elements of all channels at one position, `step` elements apart. Offset is u32 if an image
+// has fewer than 2^31 elements. If the position does not exist, it points to ZEROS with a step of
+// 0: fewer instructions than loads under a condition.
 template <class E, class Offset>
 struct Source {
     const u8* from;
     Offset step;
 
+    // first: channel 0 at the position; plane: elements from a channel to the next.
     __device__ __forceinline__ Source(const E* first, Offset plane, bool exists) {
         from = reinterpret_cast<const u8*>(exists ? static_cast<const void*>(first) : &ZEROS);
         step = exists ? plane : 0;
@@ -304,7 +324,7 @@ struct Source {
     }
 };
 
-// to[0 .. GROUP) = from, rounded for the product.
+// to[0 .. GROUP) = from, rounded as the product takes it, by one vector store.
 template <class Tile>
 __device__ __forceinline__ void store_group(typename Tile::E* to,
                                             const Group<typename Tile::E>& from) {

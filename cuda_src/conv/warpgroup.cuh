@@ -3,9 +3,10 @@
 // instruction, wgmma of 9.0, is asynchronous: threads go on. Emulated on the CPU.
 //
 // An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i
-// of line l is at i ^ (l % 8). Lines are rows of A and columns of B; if TRANSPOSED, a line is one k
-// of the sum, and a panel has 64 rows or columns of two bytes. D is in registers: d[j][i] of lane 4
-// g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i % 2.
+// (16 bytes) of line l is at i ^ (l % 8) in the line. Lines are rows of A and columns of B; if
+// TRANSPOSED, a line is one k of the sum, and a panel has 64 rows or columns of two bytes. D is in
+// registers: d[j][i] of lane 4 g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i %
+// 2.
 #pragma once
 #include "core/vec.cuh"
 
@@ -15,6 +16,7 @@ constexpr int ROWS = 64, WARPS = 4;
 constexpr int LINE_NBYTES = 128, EIGHT_NBYTES = 8 * LINE_NBYTES, PANEL_NBYTES = 64 * LINE_NBYTES;
 constexpr int K_NBYTES = 32;  // bytes of a line that one instruction sums over
 
+// Elements k that one instruction sums over.
 template <class E>
 constexpr int K = K_NBYTES / sizeof(E);
 
@@ -24,7 +26,8 @@ constexpr int K = K_NBYTES / sizeof(E);
 //     bits 16-29   from a panel to the next    bits 62-63   swizzle mode, 1: 128 bytes
 using Operand = u64;
 
-// The descriptor of the operand that begins at `first`; moved: nbytes further on.
+// The descriptor of the operand that begins at `first` in shared memory; moved: of that nbytes
+// further on. Addresses of shared memory have 18 bits.
 __device__ __forceinline__ Operand operand(const u8* first) {
     const u32 at = static_cast<u32>(__cvta_generic_to_shared(first));
     constexpr u64 HOW = static_cast<u64>(1) << 62 | static_cast<u64>(EIGHT_NBYTES / 16) << 32 |
@@ -44,7 +47,8 @@ __device__ __forceinline__ void show_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-// Needed before products, which then see the sums in registers as they were written.
+// Fence that all warps of the warpgroup execute before the first product: it then sees the sums d
+// in registers as they were written.
 __device__ __forceinline__ void begin() {
 #ifdef __CUDA_CPU__
     emulated_wgmma_fence();
@@ -52,7 +56,7 @@ __device__ __forceinline__ void begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-// Ends a group of products.
+// Closes a group: the products that this warpgroup has started since its last commit().
 __device__ __forceinline__ void commit() {
 #ifdef __CUDA_CPU__
     emulated_wgmma_commit();
@@ -60,7 +64,7 @@ __device__ __forceinline__ void commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-// Waits for all groups but the last N.
+// Waits until all closed groups are complete, except the latest N.
 template <int N>
 __device__ __forceinline__ void wait() {
 #ifdef __CUDA_CPU__
@@ -70,6 +74,9 @@ __device__ __forceinline__ void wait() {
 #endif
 }
 
+// The instruction's text and operands, for N columns: N / 2 registers of d, written {%0, %1, ...},
+// then the descriptors and constants: D is added to, A and B have factor 1, and are transposed or
+// not.
 #define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
 #define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 4), SIXTEEN(i + 8), SIXTEEN(i + 12)
@@ -102,7 +109,9 @@ __device__ __forceinline__ void wait() {
         PRODUCT("m64n256k16.f32." TYPES, NUMBERS_TO_127, "%128, %129, 1, 1, 1, %130, %131", \
                 SIXTY_FOUR(0), SIXTY_FOUR(16))
 
-// D += A B
+// Starts d += A B, over K<E> of the sum, for 64 rows and N columns, a and b being the operands'
+// descriptors; A_TRANSPOSED, B_TRANSPOSED: lines in shared memory are k of the sum. All threads of
+// the warpgroup call it. wait() waits for it, after commit().
 template <class E, int N, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operand b) {
     static_assert(N == 128 || N == 192 || N == 256);
@@ -126,8 +135,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 #undef SIXTEEN
 #undef FOUR
 
-// stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed; lane l
-// passes the address of row l.
+// stmatrix.x4.trans: stores four fragments of 8 x 8 elements of two bytes, transposed, to shared
+// memory: words[i] is the lane's part of fragment i, in the layout of D's fragments. Lane l passes
+// the address of row l % 8 of fragment l / 8 (16 bytes).
 __device__ __forceinline__ void store_transposed(void* row, const u32 (&words)[4]) {
 #ifndef __CUDA_CPU__
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

@@ -8,6 +8,12 @@
 // 2 bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
 //
 // Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
+//
+// Fields of WeightLayout, some of each of three axes: image, output, extents of X and Y; kernel,
+// stride, dilation, pad; step, how far DEPTH positions on are: images, then along each axis. rows,
+// channels: filters and channels of a group; padded_channels: a multiple of those stored together.
+// row_tiles, column_tiles: tiles of a group; first_tile, tiles: those of this launch, counted over
+// all groups. positions: of Y in all images; positions_of_part: those that a block sums.
 #pragma once
 #include "conv/image.cuh"
 
@@ -17,20 +23,21 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// What GROUP neighbouring columns, channels of one tap, read: `offset` elements and `shift`
-// positions after the first channel and tap 0.
+// What GROUP neighbouring columns (channels of one tap) read: `offset` elements, or `shift` along
+// the axes, after the first channel and tap 0.
 struct ColumnGroup {
     i64 offset;
     i32 count;  // channels that exist from the first on; 0 or less past the last column
     i32 shift[3];
 };
 
+// A tile of D: rows are filters of `group`, columns channels and taps in the order of column_group.
 struct WeightTile {
     i32 group, first_row, first_column;
 };
 
 // Tile `first_tile + local` of the numbering (group, tile of rows, tile of columns), the last one
-// fastest. `rows` and `columns` are those of a tile.
+// fastest. `rows` and `columns` are those of a tile; `local` counts tiles of this launch.
 __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
                                                   int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
@@ -39,8 +46,8 @@ __device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u3
             (tile - line * layout.column_tiles) * columns};
 }
 
-// Group `index` of `width` columns, in the order (channels, tap): neighbouring taps of the same
-// channels read the same or neighbouring elements.
+// Number `index` of the groups of `width` columns, in the order (channels, tap): neighbouring taps
+// of the same channels read the same or neighbouring elements.
 __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, i32 index,
                                                     i32 width) {
     const i32 taps = static_cast<i32>(volume(layout.kernel));
@@ -62,7 +69,7 @@ __device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, 
 }
 
 // Copies stages of DEPTH positions (n, o) to shared memory: thread t has position t % DEPTH of each
-// stage, and every STEP-th group of its rows and columns from t / DEPTH on.
+// stage, and every STEP-th group (GROUP rows or columns) of its rows and columns from t / DEPTH on.
 template <class Tile, class Offset>
 struct WeightReader {
     using E = typename Tile::E;
@@ -112,8 +119,8 @@ struct WeightReader {
         }
         n += layout.step[0] + carry;
     }
-    // groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() + i
-    // * STEP) * GROUP on; zeros beyond the last row or position.
+    // Loads groups[i] = Y, at the thread's position, of GROUP rows of the tile from (own_group() +
+    // i * STEP) * GROUP on; zeros beyond the last row or position.
     __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
         const i64 plane = volume(layout.output);
         const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
@@ -130,7 +137,7 @@ struct WeightReader {
                 source.gather(row, count - own - row, groups[i]);
         }
     }
-    // Row `row` of `groups` to stage[threadIdx.x % DEPTH * A_PITCH + row].
+    // Stores `groups` of gather_a: row `row` to stage[threadIdx.x % DEPTH * A_PITCH + row].
     __device__ __forceinline__ void store_a(E* stage, const Group<E> (&groups)[ROW_GROUPS]) const {
 #pragma unroll
         for (int i = 0; i < ROW_GROUPS; ++i) {
@@ -140,9 +147,9 @@ struct WeightReader {
                                   groups[i]);
         }
     }
-    // groups[i] = X, where the tap of column group own_group() + i * STEP reads for the
-    // thread's position, of the group's channels; zeros beside the image and beyond the
-    // last channel or position.
+    // Loads groups[i] = X, where the tap of column group own_group() + i * STEP reads for the
+    // thread's position, of the group's channels; zeros beside the image and beyond the last
+    // channel or position.
     __device__ __forceinline__ void gather_b(Group<E> (&groups)[COLUMN_GROUPS]) const {
         const i64 plane = volume(layout.image);
         i32 from[3];
@@ -164,7 +171,8 @@ struct WeightReader {
                 .gather(0, column.count, groups[i]);
         }
     }
-    // Column `column` of `groups` to stage[A_SIZE + threadIdx.x % DEPTH * B_PITCH + column].
+    // Stores `groups` of gather_b: column `column` to stage[A_SIZE + threadIdx.x % DEPTH * B_PITCH
+    // + column].
     __device__ __forceinline__ void store_b(E* stage,
                                             const Group<E> (&groups)[COLUMN_GROUPS]) const {
         E* const of_position = stage + Tile::A_SIZE + threadIdx.x % Tile::DEPTH * Tile::B_PITCH;
@@ -190,7 +198,7 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
 }
 
 // y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions,
-// for the rows that exist; nothing without y_sums.
+// for the rows that exist; nothing if y_sums is null. row_sums: the block's RowSums.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {
@@ -199,9 +207,10 @@ __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums
     row_sums.write(y_sums + group * layout.rows + tile.first_row, layout.rows - tile.first_row);
 }
 
-// sums[part][tile] = A B over the part's positions: A has Y's filters as rows, B X's columns.
-// y_sums[part][filter] = sums of A's rows, unless null. While one stage of DEPTH positions is
-// multiplied, the next is loaded.
+// sums[part][tile][row][column] = A B over the part's positions: A has Y's filters as rows, B X's
+// columns. y_sums[part][filter] = sums of A's rows, unless null. Block part * layout.tiles + tile
+// does one. While one stage of DEPTH positions is multiplied, the next is loaded to the other half
+// of `memory`; A is copied by vectors if BY_ROWS, else gathered as B is.
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
                                             typename Tile::Sum* sums, typename Tile::Sum* y_sums,
@@ -228,8 +237,9 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
                        product.first_column < n_columns - tile.first_column;
     Reader reader(layout, tile, columns, x, y, begin, end);
     const i64 y_plane = volume(layout.output);
-    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * y_plane,
-                                                y_plane, layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y,
+                                                /*pitch=*/layout.groups * layout.rows * y_plane,
+                                                y_plane, /*count=*/layout.rows - tile.first_row};
     RowSums<Tile> row_sums(SUMS_Y && y_sums && tile.first_column == 0);
     E* const stages = reinterpret_cast<E*>(memory);
     int current = 0;  // where the stage that is multiplied begins
@@ -253,12 +263,12 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
         reader.advance();
         if constexpr (!Tile::BY_ROWS) reader.gather_a(gathered_rows);
         if constexpr (Tile::BY_ROWS) reader.gather_b(gathered_columns);
-        if (works) product.add(stages + current, 0);
-        if constexpr (SUMS_Y) row_sums.add(stages + current, 0);
+        if (works) product.add(stages + current, /*half=*/0);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, /*half=*/0);
         if constexpr (!Tile::BY_ROWS) reader.store_a(next, gathered_rows);
         if constexpr (!Tile::BY_ROWS) reader.gather_b(gathered_columns);
-        if (works) product.add(stages + current, 1);
-        if constexpr (SUMS_Y) row_sums.add(stages + current, 1);
+        if (works) product.add(stages + current, /*half=*/1);
+        if constexpr (SUMS_Y) row_sums.add(stages + current, /*half=*/1);
         reader.store_b(next, gathered_columns);
         current = Tile::STAGE - current;
     }
@@ -267,8 +277,9 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     if (works) write_sums<Tile>(product, sums);  // else the rows or columns do not exist in W
 }
 
-// sum_weights for 1 x 1 convolutions: A and B are lines of Y and X, copied by vectors. `memory` is
-// shared memory for `stages` stages.
+// sum_weights for 1 x 1 convolutions, with the same sums[part][tile][row][column] (columns are
+// channels) and y_sums: A and B are lines of Y and X, copied by vectors. `memory` is shared memory
+// for `stages` (2 or 4) stages.
 template <class Tile>
 __device__ __forceinline__ void sum_weights_of_lines(
     const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,
@@ -281,11 +292,13 @@ __device__ __forceinline__ void sum_weights_of_lines(
     const i64 plane = volume(layout.output);
     const i64 of_y = static_cast<i64>(tile.group) * layout.rows + tile.first_row;
     const i64 of_x = static_cast<i64>(tile.group) * layout.channels + tile.first_column;
-    const LineReader<Tile, Tile::DEPTH> y_lines{
-        y + of_y * plane, layout.groups * layout.rows * plane, plane, layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> y_lines{y + of_y * plane,
+                                                /*pitch=*/layout.groups * layout.rows * plane,
+                                                plane, /*count=*/layout.rows - tile.first_row};
     const LineReader<Tile, Tile::DEPTH> x_lines{x + of_x * plane,
-                                                layout.groups * layout.channels * plane, plane,
-                                                layout.channels - tile.first_column};
+                                                /*pitch=*/layout.groups * layout.channels * plane,
+                                                plane,
+                                                /*count=*/layout.channels - tile.first_column};
     Product<Tile> product;
     RowSums<Tile> row_sums(y_sums && tile.first_column == 0);
     const bool works = product.first_row < layout.rows - tile.first_row &&
@@ -310,9 +323,10 @@ __device__ __forceinline__ void sum_weights_of_lines(
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// Returns the sum over part < count of parts[part * pitch + index]. `summers` threads share a sum,
-// each adds every summers-th part. A block has THREADS / summers neighbouring `index`: thread t has
-// number t % (THREADS / summers) of these.
+// Returns the sum over part < count of parts[part * pitch + index], 0 unless `exists`. `summers`
+// threads share a sum, each adds every summers-th part; all of them get the result. A block has
+// THREADS / summers neighbouring `index`: thread t has number t % (THREADS / summers) of these. All
+// threads of the block call it.
 template <class Sum>
 __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
                                          i32 summers, bool exists) {
@@ -376,7 +390,8 @@ __device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, t
     }
 }
 
-// See conv__weight_total: the first blocks_of_weights blocks write W, the others the bias.
+// w = sums over `count` parts of `parts`, bias = sums of y_parts, both of which sum_weights wrote;
+// `summers` threads share a sum. The first blocks_of_weights blocks write W, the others the bias.
 template <class Tile>
 __device__ __forceinline__ void write_weights_and_bias(const typename Tile::Sum* parts,
                                                        typename Tile::E* w,

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Asynchronous copies from global to shared memory (cp.async). GPUs before compute capability 8.0
-// have none: there copies are synchronous.
+// have none: there copies are synchronous. A thread begins copies, closes them as a group by
+// commit(), and waits for groups by wait(); other threads see the data after a barrier besides.
 #pragma once
 #include "core/vec.cuh"
 
 namespace cto::async_copy {
 
-// Begins to copy NBYTES (4, 8 or 16); both addresses are multiples of NBYTES.
+// Begins to copy NBYTES (4, 8 or 16) bytes from `global` to `shared`, both aligned to NBYTES.
 template <int NBYTES>
 __device__ __forceinline__ void copy(void* shared, const void* global) {
 #if defined(__CUDA_CPU__)
-    emulated_memcpy_async<NBYTES>(shared, global, true);
+    emulated_memcpy_async<NBYTES>(shared, global, /*exists=*/true);
 #elif __CUDA_ARCH__ < 800
     using Words = vec::Vec<u32, NBYTES / 4>;
     *static_cast<Words*>(shared) = *static_cast<const Words*>(global);
@@ -24,8 +25,9 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
-// copy if `exists`, else writes zeros and reads nothing. AGAIN: 16 bytes go through the L1 cache
-// too, as they are read again; else they bypass it.
+// Begins to copy NBYTES (4, 8 or 16) bytes if `exists`; else writes NBYTES zeros to `shared` and
+// does not read `global`. AGAIN: a copy of 16 bytes stays in the L1 cache, for data that is read
+// again; without it such a copy bypasses that cache.
 template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
 #if defined(__CUDA_CPU__)
@@ -47,16 +49,17 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #endif
 }
 
-// The destination of copy_16. Works around a bug of ptxas: it encodes a copy with a cache policy
-// wrongly if it sees that all lanes have the same base address. So they read the address from
-// shared memory, where ptxas cannot see it. All threads of a block call it.
+// Place: an address in shared memory, as copy_16 takes it; in 32 bits on a GPU. place_of(shared)
+// returns the Place of `shared`, which is the same for all threads of the block; all of them call
+// it, as it has a barrier. It works around a bug of ptxas, which encodes a copy with a cache policy
+// wrongly if it sees that all lanes have the same base address: thread 0 writes the address to
+// shared memory, and all read it back from there.
 #ifdef __CUDA_CPU__
 using Place = u8*;
 __device__ __forceinline__ Place place_of(void* shared) { return static_cast<u8*>(shared); }
 #else
 using Place = u32;
-// The address of `shared`, written to shared memory and read back, so that ptxas cannot see that it is
-// the same in all lanes.
+// The Place of `shared`, by way of shared memory; all threads of the block call it.
 __device__ __forceinline__ Place place_of(void* shared) {
     __shared__ u32 hidden;
     volatile u32* const place = &hidden;
@@ -66,7 +69,8 @@ __device__ __forceinline__ Place place_of(void* shared) {
 }
 #endif
 
-// Copies 16 bytes. STREAMING: the L2 cache evicts them first.
+// Begins to copy 16 bytes from `global` to `to`, a place_of some shared memory plus a multiple of
+// 16 bytes. STREAMING: the L2 cache evicts them first, for data that is read once.
 template <bool STREAMING>
 __device__ __forceinline__ void copy_16(Place to, const void* global) {
 #if defined(__CUDA_CPU__)
@@ -89,7 +93,7 @@ __device__ __forceinline__ void copy_16(Place to, const void* global) {
 #endif
 }
 
-// Ends a group of this thread's copies.
+// Closes a group: the copies that this thread has begun since its last commit().
 __device__ __forceinline__ void commit() {
 #if defined(__CUDA_CPU__)
     emulated_commit_copies();
@@ -98,7 +102,7 @@ __device__ __forceinline__ void commit() {
 #endif
 }
 
-// Waits for all of this thread's groups but the last N.
+// Waits until all groups that this thread has closed are complete, except the latest N.
 template <int N>
 __device__ __forceinline__ void wait() {
 #if defined(__CUDA_CPU__)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// N numbers that are either launch arguments or elements of an array in memory, of a type known at run
-// time: the kernel is compiled once for all cases.
+// N numbers that are either launch arguments (number i is whole[i], as a double real[i]; `array` is
+// null) or elements of `array` in GPU memory, whose ONNX element type is `type`, known at run time:
+// one compiled kernel serves both.
 #pragma once
 #include "core/types.cuh"
 
@@ -8,13 +9,13 @@ namespace cto::either {
 
 using facts::Either;  // device/arguments.py's `either` fills it
 
-// Element i of the array, whose elements are of type E.
+// Element i of number.array, whose elements are of type E.
 template <class E, int N>
 __device__ E in_array(const Either<N>& number, int i) {
     return static_cast<const E*>(number.array)[i];
 }
 
-// Number i as an integer; a uint64 keeps its bits.
+// The i-th of the N numbers as an integer; a uint64 keeps its bits.
 template <int N>
 __device__ i64 as_i64(const Either<N>& number, int i = 0) {
     if (!number.array) return number.whole[i];
@@ -30,7 +31,7 @@ __device__ i64 as_i64(const Either<N>& number, int i = 0) {
     }
 }
 
-// Number i as a double.
+// The i-th of the N numbers as a double.
 template <int N>
 __device__ double as_double(const Either<N>& number, int i = 0) {
     if (!number.array) return number.real[i];
@@ -50,7 +51,8 @@ __device__ double as_double(const Either<N>& number, int i = 0) {
     }
 }
 
-// array[i] = value, if there is an array; its elements are 64-bit integers.
+// Writes back number i: array[i] = value, whose elements are 64-bit integers. Does nothing where
+// the numbers are launch arguments.
 template <int N>
 __device__ void store(const Either<N>& number, int i, i64 value) {
     if (number.array) static_cast<i64*>(number.array)[i] = value;

@@ -13,33 +13,37 @@
 
 namespace cto::facts {
 
+// Threads of a warp
 constexpr int WARP = 32;
-// Of a block
+// Most threads of a block
 constexpr int MAX_THREADS = 1024;
+// Threads of a block in elementwise kernels
 constexpr int ELEMENTWISE_THREADS = 128;
-// Of elements that a thread has in flight for each array
+// Bytes of each array that a thread of an elementwise kernel loads together
 constexpr int ELEMENTWISE_NBYTES = 32;
+// Threads of a block in kernels that only copy elements
 constexpr int COPY_THREADS = 128;
-// Of 16 bytes that a thread writes, as measured on an H200
+// Vectors that a thread of such a kernel copies: 2 was the fastest on an H200
 constexpr int COPY_CHUNKS = 2;
-// Of a vector, where nothing is computed
+// Words (of type T) of a vector that such a kernel copies: 16 bytes, or one word
 constexpr int WORDS = CTO_WORDS;
-// That a thread holds of a short row, of all arrays
+// Bytes of a short row, of all arrays, in a thread's registers at a time
 constexpr int SHORT_NBYTES = 32;
-// Of a block with several lines
+// Threads of a block that has several rows or columns
 constexpr int SHORT_THREADS = 128;
-// Of a block at most, of neighbouring lines in vectors
+// Most threads of a block, if each has a vector of neighbouring columns
 constexpr int BUNDLE_THREADS = 512;
-// That a thread holds of any other line, where registers are not scarce
+// Bytes of a long row or column, of all arrays, in a thread's registers at a time
 constexpr int HELD_NBYTES = 128;
-// Of tiles
+// Rows and columns, 32 each, of a tile that a block transposes
 constexpr int TRANSPOSED_SIDE = 32;
-// Of a block
+// Threads of a block that transposes such a tile
 constexpr int TRANSPOSING_THREADS = 256;
-// Codes
+// Codes of FP10, of 10 bits, in a word of 32 bits
 constexpr int FP10_IN_WORD = 3;
-// Exponent of a box of MSFP15 with an infinity or a NaN
+// Exponent of a box (8 elements) of MSFP15 that has an infinity or a NaN
 constexpr int NOT_FINITE = 255;
+// ONNX numbers of element types (TensorProto.DataType), as in the field `type` of Either.
 constexpr int ONNX_BOOL = 9;
 constexpr int ONNX_INT32 = 6;
 constexpr int ONNX_UINT32 = 12;
@@ -48,23 +52,31 @@ constexpr int ONNX_FLOAT16 = 10;
 constexpr int ONNX_BFLOAT16 = 16;
 constexpr int ONNX_FLOAT32 = 1;
 constexpr int ONNX_FLOAT64 = 11;
+// ---- Philox 4x32-10: random numbers from a counter and a key ----
+// Words of 32 bits of a counter, and random words that it gives
 constexpr int N_WORDS = 4;
+// Rounds that mix the words of a counter with the key
 constexpr int ROUNDS = 10;
+// A round multiplies word 0 of the counter by it
 constexpr unsigned int MULTIPLIER_0 = 3528531795;
+// A round multiplies word 2 of the counter by it
 constexpr unsigned int MULTIPLIER_2 = 3449720151;
+// Added to word 0 of the key after a round
 constexpr unsigned int KEY_STEP_0 = 2654435769;
+// Added to word 1 of the key after a round
 constexpr unsigned int KEY_STEP_1 = 3144134277;
-// A block's, of a norm: one of double, three of float
+// Bytes, at most, of a block's partial sums of an L2 norm: a double or 3 floats
 constexpr int SUMS_NBYTES = 16;
 
-// The addresses of several arrays.
+// Addresses of N arrays in GPU memory.
 template <int N>
 struct Pointers {
     void* at[N];
 };
 static_assert(sizeof(Pointers<3>) == 24);
 
-// A few numbers: in an array, or else here. `type` is the ONNX number of the array's element type.
+// N numbers: elements 0 to N - 1 of `array`, whose element type has the ONNX number `type`; or, if
+// `array` is null, launch arguments, each as an integer (`whole`) and as a double (`real`).
 template <int N>
 struct Either {
     void* array;
@@ -74,8 +86,9 @@ struct Either {
 };
 static_assert(sizeof(Either<3>) == 64);
 
-// What division by `value` takes for dividends from 0 to 2^63 - 1: value <= 2^shift, and the
-// multiplier is 2^(63 + shift) / value, rounded up.
+// The divisor `value`, and how to divide by it without a division: d / value = d * multiplier /
+// 2^(63 + shift), both rounded down, for d from 0 to 2^63 - 1. value <= 2^shift; multiplier is
+// 2^(63 + shift) / value, rounded up.
 struct Divisor {
     long long value;
     unsigned long long multiplier;
@@ -83,8 +96,9 @@ struct Divisor {
 };
 static_assert(sizeof(Divisor) == 24);
 
-// A list of tensors as one row of chunks: tensor t is the chunks first_chunk[t] up to
-// first_chunk[t + 1]. Entries after the last tensor are the number of all chunks.
+// A list of up to N tensors, cut into chunks that are numbered through all tensors: tensor t has
+// size[t] elements, in the chunks from first_chunk[t] to first_chunk[t + 1] - 1. Entries of
+// first_chunk after the last tensor are the number of all chunks.
 template <int N>
 struct TensorSizes {
     long long size[N];
@@ -92,15 +106,15 @@ struct TensorSizes {
 };
 static_assert(sizeof(TensorSizes<3>) == 40);
 
-// Where the tensors of a list begin in an array that joins them.
+// A list of up to N tensors in one array, end to end: tensor t begins at element at[t].
 template <int N>
 struct TensorStarts {
     long long at[N];
 };
 static_assert(sizeof(TensorStarts<3>) == 24);
 
-// Several lists of the same tensors in one table of addresses: list k begins at at[k] * n_tensors;
-// where at[k] is negative there is no such list.
+// N lists (weights, gradients, ...) of n_tensors tensors each, in one table of addresses: tensor t
+// of list k is at entry at[k] * n_tensors + t; if at[k] is negative, list k is absent.
 template <int N>
 struct Columns {
     int at[N];
@@ -108,7 +122,8 @@ struct Columns {
 };
 static_assert(sizeof(Columns<3>) == 16);
 
-// Where a launch's partial sums go; only the last launch knows how many there are in all.
+// Partial sums, one for each block, over several launches: block b of this launch writes number
+// first + b. n_in_all: blocks of all launches, in the last launch, which adds them up; else 0.
 struct Partials {
     unsigned int first;
     unsigned int n_in_all;

@@ -37,8 +37,9 @@ struct ConditionalOf<false, First, Second> {
 template <bool IS_FIRST, class First, class Second>
 using Conditional = typename ConditionalOf<IS_FIRST, First, Second>::Type;
 
-// The accumulator of an element type is the type in which it is computed and summed. Those of integers
-// are unsigned: their sums wrap around, where a signed overflow is undefined. Bools are never summed.
+// The accumulator of an element type is the type in which it is computed and summed. Those of
+// integers are unsigned: their sums wrap around, where a signed overflow is undefined. Bools are
+// never summed.
 __device__ bool accumulator_of(bool);
 __device__ float accumulator_of(__half);
 __device__ float accumulator_of(__nv_bfloat16);
@@ -52,13 +53,13 @@ __device__ u64 accumulator_of(i64);
 template <class E>
 using Acc = decltype(accumulator_of(E{}));
 
-// x in its accumulator; exact.
+// x as its accumulator type; exact.
 template <class E>
 __device__ __forceinline__ Acc<E> to_acc(E x) {
     return static_cast<Acc<E>>(x);
 }
 
-// x rounded to type E, once, to nearest even.
+// x, an accumulator, rounded once to element type E, to nearest even.
 template <class E, class A>
 __device__ __forceinline__ E from_acc(A x) {
     return static_cast<E>(x);
@@ -119,8 +120,8 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
-// The 64 bits of x * y, by one instruction. The compiler itself widens a constant y to 64 bits
-// first, and multiplies its upper half, 0, too.
+// x * y as 64 bits, by one instruction. The compiler itself widens a constant y to 64 bits first,
+// and multiplies its upper half, 0, too.
 __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
 #ifdef __CUDA_CPU__
     return static_cast<u64>(x) * y;
@@ -139,6 +140,7 @@ __device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ u64 bits_of(double x) {
     return static_cast<u64>(__double_as_longlong(x));
 }
+// The double with these bits.
 __device__ __forceinline__ double double_of(u64 bits) {
     return __longlong_as_double(static_cast<i64>(bits));
 }

@@ -22,7 +22,8 @@ __device__ __forceinline__ u32 bytes_past_16(const void* address) {
     return static_cast<u32>(reinterpret_cast<u64>(address)) & 15u;
 }
 
-// Elements before the first one at a multiple of 16 bytes.
+// Number of elements of `array` before the first whose address is a multiple of 16; 0 if the array
+// itself begins at one.
 template <class E>
 __device__ __forceinline__ i64 elements_to_16(const E* array) {
     return (16u - bytes_past_16(array)) % 16u / sizeof(E);
@@ -61,8 +62,8 @@ constexpr bool HAS_PRIORITIES = false;
 __device__ __forceinline__ uint4 load_before_stores(const uint4* from) { return *from; }
 #endif
 
-// *from, where no thread writes it while the kernel runs: the compiler may move the load up past
-// stores.
+// *from, by a read-only load (__ldg), which the compiler may move up past stores: for memory that
+// no thread writes while the kernel runs.
 template <class V>
 __device__ __forceinline__ V load_constant(const V* from) {
     V loaded;
@@ -90,8 +91,8 @@ __device__ __forceinline__ void store_streaming(V* to, const V& value) {
     }
 }
 
-// The elements [first, first + N) of an array of n, one by one, with zeros past the end: for the end
-// of an array, and for arrays that are not aligned.
+// The elements [first, first + N) of an array of n elements at `from`, loaded one by one, with
+// zeros from n on: for the end of an array, and for arrays that are not aligned.
 template <class E, int N>
 __device__ __forceinline__ Vec<E, N> load_elements(const E* from, i64 first, i64 n) {
     Vec<E, N> loaded{};
@@ -115,8 +116,10 @@ __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Ve
 template <class E, int WIDTH>
 constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
 
-// A vector in registers is an array of units: elements E, or, with WORDS, words of several elements.
-//     at(units, i)   element i, in its accumulator
+// How a vector of elements E lies in registers: as an array of units, of type Register. A unit is
+// one element, or, with WORDS, a 32-bit word of 2 or 4 neighbouring elements, the first in its low
+// bits.
+//     at(units, i)   element i of the vector, as its accumulator type
 //     fill(x)        a unit whose elements are all x
 template <class E, bool WORDS>
 struct Unit {
@@ -124,11 +127,12 @@ struct Unit {
     static __device__ Register fill(E x) { return x; }
     static __device__ Acc<E> at(const Register* units, int i) { return to_acc(units[i]); }
 };
+// Unit for 2-byte elements and bools, EACH of them in a word.
 template <class E>
-struct Unit<E, true> {
+struct Unit<E, /*WORDS=*/true> {
     using Register = u32;
     static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements in a word
-    static __device__ Register fill(E x) {
+    static __device__ Register fill(E x) {  // the product repeats the 16 or 8 bits of x
         return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u);
     }
     static __device__ Acc<E> at(const Register* units, int i) {
@@ -136,6 +140,8 @@ struct Unit<E, true> {
     }
 
   private:
+    // Element i of a word; the last parameter only says its type. A bfloat16 is the upper half of a
+    // float's bits.
     static __device__ float widened(u32 word, int i, __nv_bfloat16) {
         return __uint_as_float(i == 0 ? word << 16 : word & 0xFFFF0000u);
     }
@@ -146,36 +152,42 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
-// Keeps the compiler from moving loads above this line below it, as it does to save registers.
+// Compiler barrier: keeps loads that stand above the call from being moved below it, as the
+// compiler does to save registers. So all of them are issued before the first is used.
 __device__ __forceinline__ void all_are_asked_for() {
 #ifndef __CUDA_CPU__
     asm volatile("" ::: "memory");
 #endif
 }
 
-// N neighbouring elements of an array, in registers.
+// N neighbouring elements of an array, in registers. Addresses are aligned to the N elements' size,
+// at most 16 bytes.
 template <class E, int N>
 struct Elements {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
     using Register = typename Unit::Register;
     Vec<Register, N * sizeof(E) / sizeof(Register)> registers;
 
+    // Loads the N elements at `from`.
     __device__ __forceinline__ void load(const E* from) {
         registers = *reinterpret_cast<const decltype(registers)*>(from);
     }
-    // N elements have 16 bytes.
+    // Loads the N elements at `from`, 16 bytes, marked evict-last in the caches: for data that is
+    // read while as much is written.
     __device__ __forceinline__ void load_before_stores(const E* from) {
         *reinterpret_cast<uint4*>(&registers) =
             vec::load_before_stores(reinterpret_cast<const uint4*>(from));
     }
+    // Element i as its accumulator type.
     __device__ __forceinline__ Acc<E> at(int i) const { return Unit::at(registers.at, i); }
 };
 
-// x and y are pairs of 2-byte elements E in a word; returns {max(x[0], y[0]), max(x[1], y[1])}. One
-// instruction since compute capability 8.0.
+// larger_pair(x, y, E()): x and y are words of two 2-byte elements E each; returns the word
+// {max(x[0], y[0]), max(x[1], y[1])}. One instruction since compute capability 8.0; before,
+// HAS_LARGER_PAIR is false, and the result is x: it must not be called.
 #if defined(__CUDA_CPU__)
 constexpr bool HAS_LARGER_PAIR = true;
-// Two 2-byte elements in each word: {max(x0, y0), max(x1, y1)}, computed in float32.
+// The larger of each of two elements, compared as floats.
 template <class E>
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
     Vec<E, 2> of_x, of_y;
@@ -187,7 +199,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
 }
 #else
 constexpr bool HAS_LARGER_PAIR = __CUDA_ARCH__ >= 800;
-// The same by the instruction for two float16, from 8.0 on.
+// The larger of each of two float16.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800
@@ -195,7 +207,7 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
 #endif
     return larger;
 }
-// The same by the instruction for two bfloat16, from 8.0 on.
+// The larger of each of two bfloat16.
 __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
     u32 larger = x;
 #if __CUDA_ARCH__ >= 800
@@ -205,7 +217,8 @@ __device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
 }
 #endif
 
-// to[i] = element i of the vector at `from`, in its accumulator, i < N. CONSTANT: see load_constant.
+// Loads N elements E at `from` as one vector; to[i] = element i as its accumulator type. CONSTANT:
+// by a read-only load, for memory that no thread writes while the kernel runs.
 template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
@@ -232,7 +245,7 @@ __device__ __forceinline__ void round_pair(const float* from, __nv_bfloat16* to)
     *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(from[0], from[1]);
 }
 
-// cto::from_acc of every element.
+// The N values rounded to element type E, as a vector.
 template <class E, class A, int N>
 __device__ __forceinline__ Vec<E, N> from_acc(const A (&values)[N]) {
     Vec<E, N> rounded;

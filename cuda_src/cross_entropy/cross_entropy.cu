@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: MIT
 // Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/families/cross_entropy/reference.py
 //
-// One kernel reads the scores and writes a loss for each row; __total adds these up and divides by the
-// sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums
-// over rows have a fixed order: first in each block, then over the blocks. __short_rows, __rows and
-// __columns as in softmax.cu; __bundles for short lines with stride > 1, by vectors of neighbouring
-// lines.
+// One kernel reads the scores and writes a loss for each row; __total adds these up and divides by
+// the sum of the rows' weights. Where a gradient needs that sum, __divisor computes it before. Sums
+// over rows have a fixed order: first in each block, then over the blocks.
+//
+// A line is the `length` scores of one sample, in an array (n_outer, length, stride); W, DEPTH:
+// elements of a slot of it (a vector), and slots that a thread has in registers at a time. Kernels
+// by layout: _short_rows and _rows for stride 1, n_rows rows, `threads` threads a row (a power of
+// two up to 32, or the whole block); _columns for other strides, threads along x have neighbouring
+// lines, threads along y share a line; _bundles for short lines with stride > 1, by vectors of
+// neighbouring lines.
+//
+// labels: the class of each line. weights: of each class, or of each line, or null for 1. rule says
+// how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
+// the gradient of the loss. divisor, n: losses and gradients are divided by the WeightSum at
+// divisor, or by n where it is null. smoothing: of labels, 0 to 1. square: the penalty of a line is
+// square q^2, q = log(sum of exp). cap: of scores, 0 for none. square_output, squares: each line's
+// penalty, weighted; or unweighted, in type A. classes: each line's class that scores most. Arrays
+// that are null are not written.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -45,16 +58,20 @@ using TOUT = CTO_TOUT;
 using TTARGET = CTO_TTARGET;
 using A = Acc<T>;
 
-// Bytes of log_prob that a thread has in registers in gradient kernels: fewer if a bias of a wider type
-// is beside them.
+// Bytes of log_prob that a thread has in registers in gradient kernels: fewer if a bias of a wider
+// type is beside them.
 constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
                                     ? NBYTES_BESIDE_WIDER
                                     : NBYTES;
+// Elements of a vector of scores and targets whose wider type has 16 bytes.
 constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
+// Elements of a line that a thread of a _columns kernel has in registers at a time.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
+// Elements of a vector of scores and outputs whose wider type has 16 bytes.
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 
-// Slots that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
+// Slots (vectors of WIDTH) of each of N arrays that a thread has in registers at a time, with
+// TOTAL_NBYTES of scores for all N.
 template <int TOTAL_NBYTES, int N>
 constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
@@ -73,8 +90,10 @@ using cross_entropy::loss::loss_line;
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
-// own[i] = sum of own[i] over all threads of the grid. Valid in one thread, for which it returns true:
-// the first of the block that finishes last. In double, as a sum may overflow where its mean does not.
+// Adds own[i] over all threads of the grid, for i < N. Returns true in one thread, the first of the
+// block that finishes last, where own[i] is that sum; false in all others. partials: N * gridDim.x
+// numbers, sum i of block b at i * gridDim.x + b. ticket: counts blocks that have finished. In
+// double, as a sum may overflow where its mean does not.
 template <int N>
 __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
     static_assert(N <= N_SUMS);
@@ -94,17 +113,18 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
 
 // ---- the lines ----------------------------------------------------------------------------------
 
-// gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i], where a null
-// bias is 0, and the first term is 0 if the weight or the divisor is 0. dy is dy[line] or, without
-// dy_of_rows, dy[0].
+// Writes a line of gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor +
+// bias[i]. bias has the layout of the gradient; null is 0. The first term is 0 if the weight or the
+// divisor is 0. dy is dy[line] or, without dy_of_rows, dy[0].
 template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
                                               const void* labels, const void* weights,
                                               const Rule& rule, Divisor divisor, const TOUT* bias,
                                               TOUT* gradient) {
-    LineReader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
-    LineReader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
+    LineReader<T, W, DEPTH> in(line, log_prob, /*fill=*/from_acc<T>(A(0)));
+    LineReader<TOUT, W, DEPTH> added(line, bias, /*fill=*/from_acc<TOUT>(A(0)),
+                                     /*present=*/bias != nullptr);
     const auto batch = line.last_batch();
     in.load(line, batch);
     added.load(line, batch);
@@ -125,7 +145,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
-// The arguments that all losses with gradients have.
+// A kernel's arguments as a LossAndGradient; `scale` is read here.
 __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* labels,
                                                    const void* weights, const Rule& rule,
                                                    T* gradient, TOUT* output, A* losses,
@@ -140,6 +160,7 @@ __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* 
             static_cast<A>(as_double(scale)),
             {divisor, n}};
 }
+// A kernel's arguments for smoothing, penalty and cap as Regularized. length: classes.
 __device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
                                                 double cap, TOUT* square_output, A* squares,
                                                 i64* classes) {
@@ -149,7 +170,8 @@ __device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, do
             {static_cast<A>(cap)},
             {{square_output, squares}, classes}};
 }
-// The same for a share of each class. Targets are TTARGETs, a slot that is bound where it is not T.
+// A kernel's arguments for a share of each class, with those in `call` and `terms`, as Shares.
+// targets and target_gradient are arrays of TTARGET, row_weights of A.
 __device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const Regularized& terms,
                                             const void* targets, const void* row_weights,
                                             void* target_gradient) {
@@ -166,14 +188,15 @@ __device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const R
 
 // ---- targets that are distributions -------------------------------------------------------------
 
-// Of scores x and targets t of a line: log_prob[i] = x[i] - max - log(sum of exp(x - max)), where
-// log_prob is not null; loss = -(sum of t[i] log_prob[i]), over the t that are not 0.
+// Writes, of scores x and targets t (`target`) of a line, log_prob[i] = x[i] - max - log(sum of
+// exp(x - max)), where log_prob is not null, and the loss -(sum of t[i] log_prob[i]), over the t
+// that are not 0.
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
                                                 Losses losses) {
-    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    LineReader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
+    LineReader<T, W, DEPTH> in(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in_target(line, target, /*fill=*/from_acc<T>(A(0)));
     DenseSum sums;
     const auto batch = read(line, sums, in, in_target);
     sums.join(threads);
@@ -184,8 +207,8 @@ __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, cons
         write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
 }
 
-// gradient[i] = (exp(log_prob[i]) - target[i]) * dy / divisor, where dy is dy[line] or, without
-// dy_of_rows, dy[0].
+// Writes a line of gradient[i] = (exp(log_prob[i]) - target[i]) * dy / divisor, where dy is
+// dy[line] or, without dy_of_rows, dy[0].
 template <int W, int DEPTH>
 __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                                     bool dy_of_rows, const T* log_prob,
@@ -204,7 +227,8 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
 
 using namespace cto;
 
-// divisor = the sum of the rows' weights, as a WeightSum.
+// {divisor[0], divisor[1]} = the WeightSum of all rows: the sum of the weights of their labels.
+// partials: a number for each block; ticket: counts those that have finished.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, double* partials,
@@ -220,9 +244,10 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     divisor[1] = all.unit;
 }
 
-// output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the row's
-// label, or 1 where labels is null; with `are_weighted` losses have their weights. All blocks add up
-// rows; the one that finishes last adds up the blocks.
+// *output = sum of w[row] * losses[row] / (n, or sum of w where n is 0), w[row] the weight of the
+// row's label, or 1 where labels is null; are_weighted: losses[row] is a product with w[row]
+// already. All blocks add up rows; the one that finishes last adds up the blocks (sum_grid, by
+// partials and ticket).
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, bool are_weighted, double n,
@@ -245,8 +270,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 // log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
-// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has
-// SHORT_NBYTES of one in registers at a time.
+// to output[row]. Rows are contiguous; a thread has SHORT_NBYTES of one in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     cross_entropy__loss_short_rows(const T* scores, const void* labels, const void* weights,
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -257,8 +281,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
               Losses{output, losses});
 }
 // log_prob = log softmax of scores; loss = -log_prob[label], unweighted to losses[row], or weighted
-// to output[row]. Arrays that are null are not written. Rows are contiguous; a thread has NBYTES of
-// one in registers at a time.
+// to output[row]. Rows are contiguous; a thread has NBYTES of one in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__loss_rows(const T* scores, const void* labels, const void* weights,
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
@@ -296,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
 
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
-// to output; arrays that are null are not written. A null `divisor` means n. Rows are contiguous.
+// to output; arrays that are null are not written. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
     const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -309,9 +332,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
 }
 // gradient[i] = (softmax(scores)[i] - (i == label)) * scale * weight / divisor, or 0 where the
 // weight or the divisor is 0; loss = -log softmax(scores)[label], unweighted to losses, or weighted
-// to output; arrays that are null are not written. A null `divisor` means n. Scores are (n_outer,
-// length, stride): a line's elements are `stride` apart. Without the 1 in the launch bounds the
-// compiler limits 7.0 to 32 registers, and spills.
+// to output; arrays that are null are not written. Scores are (n_outer, length, stride): a line's
+// elements are `stride` apart. Without the 1 in the launch bounds the compiler limits 7.0 to 32
+// registers, and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
                                              const void* weights, const __grid_constant__ Rule rule,
@@ -326,8 +349,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
               Plain{});
 }
 
-// loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
-// regularized.cuh. Rows are contiguous.
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
@@ -343,8 +366,8 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp}, terms);
 }
-// loss_and_gradient with smoothed labels, a square of the logarithm of the sum, and capped scores; see
-// regularized.cuh. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
                                        const __grid_constant__ Rule rule, T* gradient, TOUT* output,
@@ -362,8 +385,9 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
               terms);
 }
 
-// The regularized loss against a share of each class; see shares.cuh. Targets are null for labels.
-// Arrays that are null are not written. Rows are contiguous.
+// The regularized loss and its gradients against a share of each class; see shares.cuh for the
+// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
+// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
                                const __grid_constant__ Rule rule, T* gradient, TOUT* output,
@@ -382,9 +406,10 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
                     n_rows, length, threads),
                 RowThreads<A>{threads, of_warp});
 }
-// The regularized loss against a share of each class; see shares.cuh. Targets are null for labels.
-// Arrays that are null are not written. Scores are (n_outer, length, stride): a line's elements are
-// `stride` apart.
+// The regularized loss and its gradients against a share of each class; see shares.cuh for the
+// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
+// weight for each row, or null; target_gradient: of targets. Scores are (n_outer, length, stride):
+// a line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
                                   const __grid_constant__ Rule rule, T* gradient, TOUT* output,

@@ -5,11 +5,12 @@
 
 namespace cto::cross_entropy {
 
-// A sum of weights = value / unit; unit is 1, or 2^-64 where a float sum would overflow.
+// A sum of weights, as value / unit: unit is 1, or 2^-64 where the sum would overflow a float A.
 template <class A>
 struct WeightSum {
     A value, unit;
 
+    // The WeightSum of a sum that was added in double.
     static __device__ WeightSum of(double sum) {
         const bool beyond = sizeof(A) == 4 && fabs(sum) >= 0x1p127;
         return beyond ? WeightSum{static_cast<A>(sum * 0x1p-64), A(0x1p-64)}
@@ -17,20 +18,23 @@ struct WeightSum {
     }
 };
 
-// The divisor of losses: a WeightSum in memory, or, where that is null, the number n.
+// The divisor of losses: a WeightSum in memory, {value, unit} = in_memory[0], in_memory[1], or,
+// where in_memory is null, the number n.
 template <class A>
 struct Divisor {
     const A* in_memory;
     double n;
 
+    // The divisor as a WeightSum.
     __device__ WeightSum<A> load() const {
         return in_memory ? WeightSum<A>{in_memory[0], in_memory[1]}
                          : WeightSum<A>{static_cast<A>(n), 1};
     }
 };
 
-// x y / divisor. If x y would overflow or be subnormal, all three are scaled by a power of 2; other
-// results have the same bits as without.
+// x y / divisor. If x y would overflow or be subnormal, x, y and divisor are multiplied by a power
+// of two, `by`: the quotient is then `by` times too large, which is taken back. Other results have
+// the bits of the plain formula.
 template <class A>
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     constexpr bool WIDE = sizeof(A) == 8;

@@ -10,23 +10,27 @@
 
 namespace cto::facts::cross_entropy {
 
+// Bytes of a row of scores in a thread's registers at a time
 constexpr int NBYTES = CTO_NBYTES;
-// Of log-probabilities that a thread holds beside a wider bias
+// Bytes of a row of log-probabilities in a thread's registers at a time, if a bias of a wider type
+// is beside them.
 constexpr int NBYTES_BESIDE_WIDER = 64;
-// Of scores and shares of classes that a thread has in registers: more are spilled beside addresses
-// of weights.
+// Bytes of a row of scores and of target probabilities, together, in a thread's registers at a
+// time. More would be spilled, as addresses of weights take registers, too.
 constexpr int NBYTES_OF_SHARES = 32;
-// Classes, which float32 counts exactly
+// Most classes with label smoothing: float32 counts no further exactly
 constexpr int MOST_SMOOTHED = 16777216;
-// Of a block at most, as capped scores take registers
+// Most threads of a block that caps scores, which takes registers
 constexpr int REGULARIZED_THREADS = 512;
+// Threads of a block that sums over rows
 constexpr int SUM_THREADS = 256;
-// Over rows, at most: of losses and of weights
+// Sums over rows of a launch, at most: of losses and of weights
 constexpr int N_SUMS = 2;
 
-// How labels and weights are read. Types are ONNX numbers, so that they cost no compilation.
-// `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a weight
-// for each row, not for each class.
+// How labels and weights are read. n_classes: labels are below it. ignore_index: the label of rows
+// without loss, if `ignores`. weight_type: ONNX number of the weights' type, 0 without weights;
+// known at run time, so that it costs no compilation. wide_labels: labels are int64, else int32.
+// row_weights: there is a weight for each row; else for each class.
 struct Rule {
     long long n_classes;
     long long ignore_index;

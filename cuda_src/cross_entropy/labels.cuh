@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Labels and weights of the rows of scores.
+// Labels and weights of the rows of scores. A row is the n_classes scores of one sample; its label
+// is the number of its true class. Rows that lie along another axis than the last are rows all the
+// same.
 #pragma once
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
@@ -8,17 +10,19 @@ namespace cto::cross_entropy::labels {
 
 using facts::cross_entropy::Rule;
 
+// NaN, of type float or double.
 template <class A>
 __device__ __forceinline__ A not_a_number() {
     return static_cast<A>(__int_as_float(0x7FFFFFFF));
 }
 
-// The target of a row. label is -1 for a label that is ignored (weight 0), or outside [0, n_classes).
+// The target of a row, {label, weight, outside}: {-1, 0, false} where the label is ignored, {-1, 1,
+// true} where it is outside [0, n_classes).
 template <class A>
 struct Target {
     using WeightSum = cross_entropy::WeightSum<A>;
     i64 label;
-    A weight;
+    A weight;      // factor of the row's loss
     bool outside;  // the label is out of range: loss and gradient are NaN
 
     // The row's loss without its weight; of_label = -log_softmax[label].
@@ -34,13 +38,14 @@ struct Target {
     __device__ bool skips(const WeightSum& divisor) const {
         return !outside && (weight == 0 || divisor.value == 0);
     }
-    // dy weight / divisor: the gradient is (softmax - target) times this.
+    // dy weight / divisor: the gradient of the row's scores is (softmax - one-hot label) times
+    // this. dy: the gradient of the loss.
     __device__ A slope(A dy, const WeightSum& divisor) const {
         return outside ? not_a_number<A>() : product_over(dy, weight * divisor.unit, divisor.value);
     }
 };
 
-// weights[i], whose type is known at run time.
+// weights[i], of the ONNX element type `type` (float32 for any other than the three named here).
 template <class A>
 __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     switch (type) {
@@ -55,7 +60,9 @@ __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     }
 }
 
-// The target of a row. weights[label] is read only if the label is in range.
+// The Target of row `row`. labels: i64 or i32, one for each row. weights: one for each class, or
+// for each row if rule.row_weights; null for 1. rule: n_classes, ignore_index, the types of both
+// arrays. weights[label] is read only if the label is in range.
 template <class A>
 __device__ __forceinline__ Target<A> target_of(const void* labels, const void* weights,
                                                const Rule& rule, i64 row) {
@@ -67,13 +74,16 @@ __device__ __forceinline__ Target<A> target_of(const void* labels, const void* w
     return {label, weight_at<A>(weights, rule.weight_type, rule.row_weights ? row : label), false};
 }
 
-// Where a row's loss goes: unweighted to summed[row], for a later launch to weight and add up; or,
-// where `summed` is null, weighted and rounded to output[row]. If both are null, nowhere.
+// Where rows' losses are written: unweighted to summed[row], for a later launch to weight and add
+// up; or, where `summed` is null, weighted and rounded to output[row]. If both are null, nowhere.
 template <class TOUT, class A>
 struct Losses {
     TOUT* output;
     A* summed;
+    // True if store may be called.
     __device__ bool wanted() const { return output || summed; }
+    // Stores the loss of `row`, of_label = -log_softmax[label] of it, by its target: 0 or NaN where
+    // the label is ignored or out of range.
     __device__ void store(i64 row, const Target<A>& target, A of_label) const {
         const A loss = target.loss(of_label);
         if (summed)
@@ -81,6 +91,7 @@ struct Losses {
         else
             output[row] = from_acc<TOUT>(target.weighted(loss));
     }
+    // Stores a loss as it is: with weight 1.
     __device__ void store(i64 row, A loss) const { store(row, Target<A>{0, 1, false}, loss); }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Losses of lines of scores with labels, and the gradients of the scores, in one kernel. The
 // gradient may be the same array as the scores: a line's label score is read before any of the line
-// is written.
+// is written. A line is the scores of one row; `Line` is a thread's part of it, slots (vectors) of
+// W elements, DEPTH of them in registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
@@ -12,7 +13,7 @@ using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
-// x * y, rounded: keeps the compiler from contracting it with an addition to an fma.
+// x * y, rounded: the compiler would else fuse it with a following addition to an fma.
 __device__ __forceinline__ float product(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -32,28 +33,28 @@ __device__ __forceinline__ double product(double x, double y) {
 template <class A>
 struct OfLine {
     labels::Target<A> target;
-    A score;  // of the label
-    A slope;
+    A score;     // scores[label] of the line; 0 without a label
+    A slope;     // scale * weight / divisor
     bool skips;  // the gradient of the whole line is 0
 };
 
-// Arguments of a loss of scores with labels, its gradient, and how a line becomes both.
+// Arguments of a kernel of losses and gradients. Its `line` turns one line of scores into both.
 template <class T, class TOUT>
 struct LossAndGradient {
     using A = Acc<T>;
     const T* scores;
-    const void* labels;
-    const void* weights;
-    const labels::Rule& rule;
-    T* gradient;  // or null
+    const void* labels;        // the class of each line, i64 or i32
+    const void* weights;       // of each class, or of each line; null for 1
+    const labels::Rule& rule;  // how labels and weights are read
+    T* gradient;               // of the scores, in their layout, or null
     labels::Losses<TOUT, A> losses;
-    A scale;
-    Divisor<A> divisor;
+    A scale;             // the gradient of the sum of weighted losses / divisor
+    Divisor<A> divisor;  // n, or the sum of the rows' weights
 
-    // The numbers of this thread's line; the score is 0 without a label.
+    // The numbers of this thread's line. Reads its label, weight and label score.
     template <int W, int DEPTH>
     __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
-        labels::Target<A> target{-1, 0, false};
+        labels::Target<A> target{/*label=*/-1, /*weight=*/0, /*outside=*/false};
         if (line.number >= 0) target = labels::target_of<A>(labels, weights, rule, line.number);
         A score = 0;
         if (target.label >= 0) score = to_acc(scores[line.start + target.label * line.stride]);
@@ -61,12 +62,16 @@ struct LossAndGradient {
         return {target, score, target.slope(scale, by), target.skips(by)};
     }
 
-    // Stores the loss of a line and writes its gradient, both as `terms` says:
+    // Stores the loss of a line and writes its gradient. `line` is this thread's part; `threads`
+    // reduces over the line's threads. `terms` (Plain, or regularized.cuh's Regularized) has the
+    // formulas:
     //
-    //     reader(line, scores)                  reads the scores
-    //     sums()                                what `read` adds up over the line
-    //     store_loss(call, line, own, sums)     by the line's first thread
+    //     reader(line, scores)                  returns a LineReader of the scores
+    //     sums()                                returns the empty sums that `read` adds batches to
+    //     store_loss(call, line, own, sums)     stores the loss, in the line's first thread
     //     write(call, line, own, sums, batch, threads, in)
+    //                                           writes the gradient, from the batch in `in`'s
+    //                                           registers back to the first
     template <int W, int DEPTH, class Threads, class Terms>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads,
                                          const Terms& terms) const {
@@ -80,8 +85,11 @@ struct LossAndGradient {
     }
 };
 
-// loss = -w log_softmax(scores)[label], gradient[i] = (softmax(scores)[i] - (i == label)) * slope
-// of each line, slope = scale * w / divisor, w the weight of the line's label.
+// The terms of the plain cross-entropy: loss = -w log_softmax(scores)[label], gradient[i] =
+// (softmax(scores)[i] - (i == label)) * slope of each line, slope = scale * w / divisor, w the
+// weight of the line's label. Arguments of its methods: call, the kernel's arguments; own, label,
+// label's score and slope of the line; of, its maximum and sum; batch, the one in registers of
+// `in`.
 template <class T, class TOUT>
 struct Plain {
     using A = Acc<T>;
@@ -89,7 +97,7 @@ struct Plain {
 
     template <int W, int DEPTH>
     __device__ __forceinline__ auto reader(const Line<W, DEPTH>& line, const T* scores) const {
-        return LineReader<T, W, DEPTH>(line, scores, from_acc<T>(negative_infinity<A>()));
+        return LineReader<T, W, DEPTH>(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
     }
     __device__ OnlineSum<A> sums() const { return {}; }
     // loss = log(sum) - (score of the label - max).
@@ -99,9 +107,9 @@ struct Plain {
         if (line.leads() && call.losses.wanted())
             call.losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
     }
-    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax.
-    // For 2-byte elements comparing every i with the label is slow: p(x[i]) * slope is written for all,
-    // and then the label's element once more. Wider elements have no registers left for that.
+    // gradient[i] = (p(x[i]) - (i == label)) * slope, p = softmax. For 2-byte elements comparing
+    // every i with the label is slow: p(x[i]) * slope is written for all, and then the label's
+    // element once more. Wider elements have no registers left for that.
     template <int W, int DEPTH, class Threads, class In>
     __device__ __forceinline__ void write(const Call& call, const Line<W, DEPTH>& line,
                                           const OfLine<A>& own, const OnlineSum<A>& of,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Losses against a share of each class, and their gradients, in one kernel: probabilities, or labels
-// that are smoothed with weights of classes.
+// Losses against a share h[c] of each class c, and their gradients, in one kernel. Shares are
+// target probabilities, or made of a label by smoothing, times the classes' weights. A Line is a
+// thread's part of one line of scores: slots (vectors) of W elements, DEPTH of them, a batch, in
+// registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "cross_entropy/capped.cuh"
 #include "cross_entropy/distributions.cuh"
@@ -18,13 +20,15 @@ using measures::FirstClass;
 using measures::Measures;
 using namespace row_softmax;
 
-// The share of class c whose target is t: weights[c] ((1 - smoothing) t + smoothing / length).
+// The share of class c whose target probability is t, weights[c] ((1 - smoothing) t + smoothing /
+// length), as a function of (t, c).
 template <class A>
 struct ShareOf {
     const void* weights;  // of classes, or null
     i32 weight_type;
     A rest, each;  // 1 - smoothing, smoothing / length
 
+    // weights[c], or 1.
     __device__ __forceinline__ A weight(i64 c) const {
         return weights ? labels::weight_at<A>(weights, weight_type, c) : A(1);
     }
@@ -33,8 +37,10 @@ struct ShareOf {
     }
 };
 
-// Shares of a line's classes, read from targets, or made of the line's label where that is not
-// negative. A share without an element is 0.
+// A reader, with LineReader's methods, of the shares of a line's classes: of target probabilities
+// in `array`, or of the one-hot label where `label` >= 0 (then nothing is read). Places without an
+// element are 0. batch: the one in registers; edge: the share at the thread's place outside whole
+// vectors.
 template <class E, int WIDTH, int DEPTH>
 struct ShareReader {
     using A = Acc<E>;
@@ -45,21 +51,24 @@ struct ShareReader {
     typename Slots<WIDTH>::Count batch = 0;
     A edge;
 
+    // array: target probabilities, null if label >= 0.
     __device__ __forceinline__ ShareReader(const Line<WIDTH, DEPTH>& line, const E* array,
                                            const ShareOf<A>& share, i64 label)
-        : targets(line, array, from_acc<E>(A(0)), array != nullptr),
+        : targets(line, array, /*fill=*/from_acc<E>(A(0)), /*present=*/array != nullptr),
           line(line),
           share(share),
           label(label),
           edge(line.edge >= 0
                    ? share(label >= 0 ? A(line.edge == label) : to_acc(targets.edge), line.edge)
                    : A(0)) {}
+    // Loads the thread's targets of batch `from`. STREAMS: by streaming loads.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count from) {
         batch = from;
         targets.template load<STREAMS>(line, from);
     }
+    // The share at element i of the thread's slot u of the batch.
     __device__ __forceinline__ A at(int u, int i) const {
         if (!line.has(batch, u)) return 0;
         const Place<WIDTH> place = line.place(batch, u, i);
@@ -68,7 +77,8 @@ struct ShareReader {
     __device__ __forceinline__ void renew(u32 zero) { capped::renew_all(targets, zero); }
 };
 
-// Writer of two gradients, of which either may be null.
+// A writer, with LineWriter's methods, of the gradients of scores and of targets; a null array is
+// not written.
 template <class T, class TTARGET>
 struct GradientWriter {
     struct Value {
@@ -78,6 +88,7 @@ struct GradientWriter {
     T* scores;
     TTARGET* targets;
 
+    // Writes the gradients, values[i] of element i, of the thread's slot u of a batch.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
@@ -99,8 +110,8 @@ struct GradientWriter {
     }
 };
 
-// With s = cap(scores), l = log softmax(s), q = log(sum of exp(s)), h[i] = the shares of each line,
-// f = the factor of the line:
+// With s = cap(scores), l = log softmax(s), q = log(sum of exp(s)), h[i] = the share of class i, f
+// = the factor of the line, slope = scale f / divisor:
 //     loss = f (-(sum of h l, where h is not 0) + w square q^2)
 //     gradient[i] = (softmax(s)[i] (sum of h + 2 w square q) - h[i]) slope cap'(scores[i])
 //     target_gradient[i] = -weights[i] (1 - smoothing) l[i] slope
@@ -111,24 +122,27 @@ struct Shares {
     using A = Acc<T>;
     using Target = labels::Target<A>;
     LossAndGradient<T, TOUT> call;
-    i64 length;
-    A smoothing, square;
-    Cap<A> cap;
-    Measures<TOUT, A> measures;
-    const TTARGET* targets;  // or null
-    const A* row_weights;    // or null
-    TTARGET* target_gradient;
+    i64 length;                  // classes
+    A smoothing, square;         // label smoothing in [0, 1]; factor of q^2
+    Cap<A> cap;                  // s = cap(score)
+    Measures<TOUT, A> measures;  // outputs for square q^2 and for the class with the largest score
+    const TTARGET* targets;      // probabilities, in the layout of the scores; null for labels
+    const A* row_weights;        // a weight for each line, with targets; null for 1
+    TTARGET* target_gradient;    // or null
 
-    // The target whose weight is f.
+    // The target of line `number`, whose weight is f; of_square = w.
     __device__ __forceinline__ Target target_of(i64 number, A& of_square) const {
         of_square = 1;
-        if (number < 0) return {-1, 0, false};
+        if (number < 0) return {/*label=*/-1, /*weight=*/0, /*outside=*/false};
         if (targets) return {-1, row_weights ? row_weights[number] : A(1), false};
         Target target = labels::target_of<A>(call.labels, call.weights, call.rule, number);
         of_square = target.weight;
         target.weight = target.outside || target.label >= 0 ? A(1) : A(0);
         return target;
     }
+    // Stores loss and measures of a line and writes its gradients, as far as they are wanted.
+    // `threads` reduces over the line's threads. all: q; last: q - max, log(sum); of_log: w square;
+    // of_sum: the factor of exp(s - max) in the gradient.
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
         A of_square;
@@ -172,11 +186,12 @@ struct Shares {
     }
 
   private:
-    // Stores the weighted loss of a line, where it is wanted.
+    // Stores f times `loss` of line `number` to losses.summed or losses.output, where it is wanted.
     static __device__ __forceinline__ void store(const labels::Losses<TOUT, A>& losses, i64 number,
                                                  const Target& target, A loss) {
         if (losses.wanted())
-            losses.store(number, Target{0, 1, target.outside}, target.weighted(loss));
+            losses.store(number, Target{/*label=*/0, /*weight=*/1, target.outside},
+                         target.weighted(loss));
     }
 };
 

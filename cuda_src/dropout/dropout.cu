@@ -4,9 +4,15 @@
 // A mask depends on seed, offset and the index of each element only: not on the launch, the element
 // type, or whether it is stored in bytes or bits.
 //
-// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh): a block has one tile of n
-// elements, or `tiles` of them; aligned: all arrays begin at multiples of 16 bytes, and are read in
-// vectors.
+// Kernels with `aligned` are element-wise (algorithm/elementwise.cuh) over arrays of n elements: a
+// block computes Tile::size of them, or `tiles` times as many; aligned: all arrays begin at
+// multiples of 16 bytes, and are read in vectors. The others are softmax along lines
+// (algorithm/lines.cuh): _short_rows and _rows have `threads` threads for each of n_rows contiguous
+// rows (a power of two up to 32, or the whole block); _columns have arrays (n_outer, length,
+// stride), threads along x have neighbouring lines, threads along y share one.
+//
+// state = {seed, offset} of the random words (philox.cuh); an element is kept if its word is at
+// most `largest`. scale = 1 / (1 - ratio), in training.
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "dropout/facts.cuh"
@@ -28,6 +34,7 @@ using slots::ACC;
 using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
+// Elements of a line of each of two arrays that a thread of a _columns kernel has in registers.
 constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
@@ -41,23 +48,25 @@ constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
 constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
 #endif
 
-// state = {seed, offset}. keyed_draw_of: the same words, with the round keys in registers.
+// The random words of state = {seed, offset}; elements whose word is at most `largest` are kept.
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
-// draw_of with the keys of all rounds computed once, for threads that draw many words.
+// draw_of's choice, with the keys of all Philox rounds computed once, for threads that draw many
+// words.
 __device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
     const Draw draw = draw_of(state, largest);
     return {{philox::Keys(draw.sequence.key), draw.sequence.offset}, largest};
 }
 
-// y and the mask of one element, from x and its random word's choice.
+// Maps of one element: y = kept ? x * scale : 0 and mask = kept, drawn being the element's Choice.
 struct Forward {
     ACC scale;
     __device__ void operator()(ACC x, Choice drawn, ACC& y, Mark mask) const {
         y = marked(x, drawn, scale, mask);
     }
 };
+// y = (kept ? (x + bias) * scale : 0) + residual, mask = kept.
 struct ForwardWithBias {
     ACC scale;
     __device__ void operator()(ACC x, ACC bias, ACC residual, Choice drawn, ACC& y,
@@ -65,6 +74,7 @@ struct ForwardWithBias {
         y = marked(x + bias, drawn, scale, mask) + residual;
     }
 };
+// dx = kept ? dy * scale : 0.
 struct Backward {
     ACC scale;
     __device__ void operator()(ACC dy, bool kept, ACC& dx) const {
@@ -72,13 +82,14 @@ struct Backward {
     }
 };
 
-// Slots of 16 bytes that a thread has in registers of each of two arrays, TOTAL_NBYTES together; a
-// mask is not counted.
+// Number of 16-byte vectors of each of two arrays that a thread has in registers, TOTAL_NBYTES in
+// all; a mask is not counted.
 template <int TOTAL_NBYTES>
 constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
-// Softmax of data + bias and its dropout (bias_softmax_line) of contiguous rows of `length` elements;
-// `threads` threads share a row, and each has TOTAL_NBYTES of it in registers at a time.
+// Writes softmax of data + bias, and its dropout, to `to`, for n_rows contiguous rows of `length`
+// elements; bias_rows: the row of the bias for each row; `threads` threads share a row, and each
+// has TOTAL_NBYTES of it in registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const BiasRows& bias_rows,
@@ -89,8 +100,9 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
     bias_softmax_line(line, RowThreads<ACC>{threads, per_warp}, data, bias, bias_rows, length, to);
 }
 
-// The gradient of bias_softmax_rows (gradient_line), with the same threads: dy, the mask and the
-// softmax's y give dx.
+// Writes dx, the gradient of softmax and dropout, of n_rows contiguous rows of `length` elements; y
+// is the softmax, mask has a byte for each element; through: scale, and whether all elements were
+// kept. `threads` threads share a row, and each has TOTAL_NBYTES of it in registers at a time.
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
                                               const Through<ACC>& through, i64 n_rows, i64 length,
@@ -104,7 +116,8 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, con
 
 using namespace cto;
 
-// state = {seed, offset}: adds `by` to the offset, if the state is in memory. One thread.
+// Adds `by` to the offset of state = {seed, offset}, if the state is in memory, so that the next
+// launch draws other words. One thread.
 extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> state, i64 by) {
     either::store(state, 1, as_i64(state, 1) + by);
 }
@@ -118,9 +131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     map_elements<Tile>(n, aligned, Forward{scale}, in(data), ChoicesOf{draw_of(state, largest)},
                        out_if_wanted(output), BytesTo{mask});
 }
-// output[i] = data[i] * scale where element i is kept, else 0; mask = kept, a bit each. An element
-// is kept if its random word (philox.cuh) is at most `largest`; state = {seed, offset}. output and
-// mask may be null.
+// output[i] = data[i] * scale where element i is kept, else 0; mask = kept, bit i % 32 of word i /
+// 32. An element is kept if its random word (philox.cuh) is at most `largest`; state = {seed,
+// offset}. output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned, u32 tiles,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
@@ -141,8 +154,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each. bias (a row of
-// columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a byte each; an element is
+// kept if its random word is at most `largest`. bias (a row of columns.value elements), residual,
+// output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
                  bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -151,8 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     in_or_zero(residual), ChoicesOf{draw_of(state, largest)}, out_if_wanted(output),
                     BytesTo{mask});
 }
-// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each. bias (a row of
-// columns.value elements), residual, output and mask may be null.
+// output = (kept ? (data + bias) * scale : 0) + residual; mask = kept, a bit each; an element is
+// kept if its random word is at most `largest`. bias (a row of columns.value elements), residual,
+// output and mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
                          i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
@@ -162,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
                     BitsTo{mask});
 }
 
-// softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A thread has SHORT_NBYTES
-// of a row in registers at a time.
+// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output * scale
+// : 0, mask = kept, a byte each. Outputs may be null. Row r of data has row r / rows of the bias if
+// `inner`, else r % rows. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     bias_softmax_dropout__short_rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                      T* softmax_output, const __grid_constant__ Divisor rows,
@@ -175,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
         {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
         length, threads);
 }
-// softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A thread has LINE_NBYTES of
-// a row in registers at a time.
+// softmax_output = softmax(data + bias) of each row, dropout_output = kept ? softmax_output * scale
+// : 0, mask = kept, a byte each. Outputs may be null. Row r of data has row r / rows of the bias if
+// `inner`, else r % rows. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                T* softmax_output, const __grid_constant__ Divisor rows, bool inner,
@@ -189,8 +204,8 @@ extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
         length, threads);
 }
 // softmax_output = softmax(data + bias) of each line, dropout_output = kept ? softmax_output *
-// scale : 0, mask = kept, a byte each. For rows and inner see BiasRows. A line's elements are
-// `stride` apart.
+// scale : 0, mask = kept, a byte each. Outputs may be null. Line r of data has line r / rows of the
+// bias if `inner`, else r % rows. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     bias_softmax_dropout__columns(const T* data, const T* bias, T* dropout_output, bool* mask,
                                   T* softmax_output, const __grid_constant__ Divisor rows,
@@ -204,8 +219,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                       to);
 }
 
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has SHORT_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     softmax_dropout_grad__short_rows(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                      ACC scale, bool keeps_all, i64 n_rows, i64 length,
@@ -213,16 +228,16 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
     gradient_rows<SHORT_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                 threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A thread has LINE_NBYTES of a row in registers at a time.
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     softmax_dropout_grad__rows(const T* dy, const bool* mask, const T* softmax_y, T* dx, ACC scale,
                                bool keeps_all, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<LINE_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
                                threads);
 }
-// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask is set, or if
-// keeps_all; else 0. A line's elements are `stride` apart.
+// dx = y * (g - sum of g * y) of each line, y = softmax_y, g = dy * scale if the mask's byte is
+// set, or if keeps_all; else 0. A line's elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
                                   ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {

@@ -14,12 +14,15 @@
 
 namespace cto::facts::dropout {
 
+// Threads of a block of elementwise kernels
 constexpr int THREADS = 128;
+// Bytes of each array that a thread of these loads together
 constexpr int NBYTES = CTO_NBYTES;
+// Bytes of a softmax's row in a thread's registers, of all arrays
 constexpr int LINE_NBYTES = CTO_LINE_NBYTES;
-// Of a block at most: with more there are too few registers
+// Most threads of a block that computes rows: more have too few registers
 constexpr int LINE_THREADS = 512;
-// Arrays that a thread holds of a line, beside a mask
+// Arrays of which a thread has its part of a row in registers, beside a mask
 constexpr int N_HELD = 2;
 
 }  // namespace cto::facts::dropout

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Softmax and then dropout along the lines of algorithm/row_softmax.cuh, and the gradient of both.
+// Softmax and then dropout along lines of an array, and the gradient of both. A `Line` is a
+// thread's part of a line; its slots (vectors) are in registers DEPTH at a time, a batch
+// (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
 #include "core/fast_division.cuh"
@@ -24,16 +26,17 @@ struct BiasRows {
     fast_division::Divisor rows;
     bool inner;
 
-    // The row of the bias that is added to row `row` of data.
+    // The row of the bias that is added to row `row` of data; 0 for a thread without a row (-1).
     __device__ i64 of(i64 row) const {
         const fast_division::Cell cell = fast_division::cell_at(row < 0 ? 0 : row, rows);
         return inner ? cell.row : cell.column;
     }
 };
 
-// x + bias, with the interface of lines::Reader. Each sum is computed once, when its elements are
-// loaded, and kept instead of them: a float takes no more registers than the two elements, of 2
-// bytes or more.
+// Reader of the sums x + bias along a line, with the interface of lines::Reader. Each sum is
+// computed once, when its elements are loaded, and stays in registers instead of them: a float
+// takes no more registers than two elements of 2 bytes or more. Sums past the line's end are -inf.
+// `edge`: the thread's sum outside whole slots.
 template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;
@@ -42,12 +45,13 @@ struct SumReader {
     A edge;
     A registers[DEPTH][W];
 
+    // Element i of the line is x[line.start + i] + bias[line.start + i].
     __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
-        : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
-          bias(line, bias, from_acc<T>(A(0))),
+        : x(line, x, /*fill=*/from_acc<T>(row_softmax::negative_infinity<A>())),
+          bias(line, bias, /*fill=*/from_acc<T>(A(0))),
           edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
 
-    // registers = x + bias of a batch of the line.
+    // registers = x + bias of a batch of the line. STREAMS: by streaming loads.
     template <bool STREAMS = false>
     __device__ __forceinline__ void load(const Line<W, DEPTH>& line,
                                          typename row_softmax::Slots<W>::Count batch) {
@@ -58,8 +62,9 @@ struct SumReader {
 #pragma unroll
             for (int i = 0; i < W; ++i) registers[u][i] = x.at(u, i) + bias.at(u, i);
     }
+    // The sum at element i of the thread's slot u of the batch.
     __device__ __forceinline__ A at(int u, int i) const { return registers[u][i]; }
-    // The largest of the batch's sums, or `least`.
+    // max(least, the batch's sums).
     __device__ __forceinline__ A largest(A least) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
@@ -67,21 +72,21 @@ struct SumReader {
             for (int i = 0; i < W; ++i) least = row_softmax::larger(least, registers[u][i]);
         return least;
     }
-    __device__ void renew(u32) const {}
+    __device__ void renew(u32) const {}  // sums are not packed 2-byte elements
 };
 
-// Writes p, the softmax of a line, to `softmax`; mask = kept; dropped = kept ? p * scale : 0. Any
-// of the arrays may be null.
+// Writer, for lines::write (store, store_edge), of p, the softmax of a line, to `softmax`; mask =
+// kept; dropped = kept ? p * scale : 0. Any of the arrays, which have one layout, may be null.
 template <class T>
 struct DropoutWriter {
     using Value = Acc<T>;
     T* dropped;
     bool* mask;
     T* softmax;
-    KeyedDraw rule;
+    KeyedDraw rule;  // which elements of the array are kept
     Value scale;
 
-    // Writes slot u of a batch: p, and p dropped out.
+    // Writes the thread's slot u of a batch, if it exists: element i is p[i].
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename row_softmax::Slots<WIDTH>::Count batch, int u,
@@ -97,7 +102,7 @@ struct DropoutWriter {
     }
 
   private:
-    // Elements [first, first + N) of each array.
+    // Computes and writes elements [first, first + N) of each array; first is a multiple of N.
     template <int N>
     __device__ __forceinline__ void store_at(i64 first, const Value (&p)[N]) const {
         Neighbours<N> drawn{};
@@ -120,7 +125,9 @@ struct DropoutWriter {
     }
 };
 
-// Softmax of data + bias along one line, then dropout, to `to`.
+// Writes softmax of data + bias along one line, and its dropout, to `to`. W: elements of a slot.
+// `threads` reduces over the line's threads; length: elements of a line; bias: rows as `data` has
+// them, chosen by bias_rows.
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   const Threads& threads, const T* data,
@@ -138,32 +145,35 @@ __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
     row_softmax::write(line, batch, map, to, in);
 }
 
-// gradient() = g, the gradient of the softmax's output y: dy * scale where the element is kept, else 0.
-// include() is the op of lines::read: sum of g * y.
+// The gradient through dropout, and its sum along a line of softmax. keeps_all: there is no mask,
+// all elements were kept. sum: of g * y over the elements that the thread has read.
 template <class A>
 struct Through {
     A scale;
     bool keeps_all;
     A sum = 0;
 
+    // g, the gradient of the softmax's output y: dy * scale where the element is kept, else 0.
     __device__ __forceinline__ A gradient(A dy, bool kept) const {
         return scaled_or_0(dy, kept || keeps_all, scale);
     }
+    // Adds a batch of elements (dy, kept, y); called by lines::read.
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew&, const Largest&) {
         each([&](A dy, bool kept, A y) { sum += gradient(dy, kept) * y; });
     }
 };
 
-// dx = y * (g - sum of g * y) along one line, g as in Through.
+// Writes dx = y * (g - sum of g * y) along one line, the gradient of softmax and dropout; y is the
+// softmax's output, g = through.gradient(dy, mask).
 template <class T, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const bool* mask, const T* y, T* dx,
                                               Through<Acc<T>> through) {
     using A = Acc<T>;
     const T zero = from_acc<T>(A(0));
-    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
-    LineReader<bool, W, DEPTH> in_mask(line, mask, false);
+    LineReader<T, W, DEPTH> in_dy(line, dy, /*fill=*/zero), in_y(line, y, /*fill=*/zero);
+    LineReader<bool, W, DEPTH> in_mask(line, mask, /*fill=*/false);
     const auto batch = row_softmax::read(line, through, in_dy, in_mask, in_y);
     const A sum = threads.sum(through.sum);
     const auto map = [=](Place<W>, A dy, bool kept, A y) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Operands of algorithm/elementwise.cuh for dropout: the random choice of elements, and masks.
 //
-// A mask has a byte (a bool) for each element, or a bit: bit i % 32 of word i / 32, which is bit i % 8
-// of byte i / 8.
+// A mask has a byte (a bool) for each element, or a bit: bit i % 32 of word i / 32, which is bit i
+// % 8 of byte i / 8.
 //
-// An operand has the thread's elements of a tile in registers, and these functions:
+// An operand has the thread's elements of a tile in registers: S, a Tiling, has the tile's size in
+// elements, `threads` a block, `each` elements a thread, `width` a vector. Its functions:
 //     seek(first)         the tile begins at element `first` of the array
 //     load(u, offset)     loads vector u, which is at `offset` in the tile
 //     at(u, i)            element i of vector u, an argument of the map
-//     store(u, offset)    stores vector u
-//     load_apart, store_apart    the same for a tile that is not aligned, or not full: the thread's
-//                                elements are S::threads apart
+//     store(u, offset)    stores vector u (STREAMING: evict-first)
+//     load_apart(offset, n), store_apart(offset, n)    the same for a tile that is not aligned, or
+//                         has only n elements: the thread's are S::threads apart
 #pragma once
 #include "algorithm/elementwise.cuh"
 #include "math/philox.cuh"
@@ -22,7 +23,8 @@ using philox::Words;
 
 constexpr u32 ALL = 0xFFFFFFFFu;
 
-// An element is kept if its random word is at most `largest`. If all are kept, no words are drawn.
+// Which elements are kept: those whose word in `sequence` is at most `largest`. If all are kept,
+// largest = ALL, no words are drawn.
 template <class Sequence>
 struct DrawOf {
     Sequence sequence;
@@ -30,6 +32,7 @@ struct DrawOf {
 
     __device__ bool draws() const { return largest != ALL; }
     __device__ bool keeps(u32 word) const { return word <= largest; }
+    // True if the element with this index in its array is kept.
     __device__ bool keeps_element(i64 element) const {
         return !draws() || keeps(sequence.word_of(element));
     }
@@ -44,7 +47,8 @@ struct Mark {
     __device__ __forceinline__ void operator=(bool kept) const { word |= kept ? bit : 0; }
 };
 
-// The type of the words that N bytes of a mask are moved in: decltype(word_of(Bytes<N>())).
+// word_of(Bytes<N>()) has the type of the words that N bytes of a mask are loaded and stored in; it
+// is only used in decltype.
 template <int N>
 struct Bytes {};
 __device__ u8 word_of(Bytes<1>);
@@ -52,7 +56,8 @@ __device__ u16 word_of(Bytes<2>);
 __device__ u32 word_of(Bytes<4>);
 __device__ u32 word_of(Bytes<8>);
 
-// N bytes of a mask, four in a register; 0 at first. mark(i) = kept sets byte i.
+// N bytes of a mask, four in a register, the first lowest; 0 at first. `mark(i) = kept` sets byte
+// i.
 template <int N>
 struct Marks {
     using Word = decltype(word_of(Bytes<N>()));  // the widest type in N bytes, up to 4
@@ -61,7 +66,7 @@ struct Marks {
 
     __device__ Mark mark(int i) { return {words[i / 4], 1u << 8 * (i % 4)}; }
     __device__ bool at(int i) const { return words[i / 4] >> 8 * (i % 4) & 1u; }
-    // Writes the N bytes.
+    // Writes the N bytes to `to`, aligned to N bytes.
     __device__ __forceinline__ void store(void* to) const {
         vec::Vec<Word, WORDS> bytes;
 #pragma unroll
@@ -70,7 +75,7 @@ struct Marks {
     }
 };
 
-// The random word of one element, and the bound that it is compared with.
+// The random word of one element, and the largest word with which an element is kept.
 struct Choice {
     u32 word, largest;
     __device__ bool kept() const { return word <= largest; }
@@ -85,12 +90,14 @@ __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale)
     return kept ? x * scale : 0.0;
 }
 
-// mark = kept, returns scaled_or_0(x, kept, scale); kept = drawn.word <= drawn.largest, compared once.
+// Sets `mark`, the element's place in a mask, to kept = drawn.word <= drawn.largest, and returns
+// kept ? x * scale : 0.
 __device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
     mark = drawn.kept();
     return scaled_or_0(x, drawn.kept(), scale);
 }
-// The same for float32; in PTX, as the compiler else compares twice.
+// Sets `mark` to kept and returns kept ? x * scale : 0, for float32; in PTX, as the compiler would
+// compare twice.
 __device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
 #ifdef __CUDA_CPU__
     mark = drawn.kept();
@@ -108,12 +115,14 @@ __device__ __forceinline__ float marked(float x, Choice drawn, float scale, cons
 #endif
 }
 
-// The random words of elements [first, first + N), first a multiple of N.
+// The random words of elements [first, first + N), first a multiple of N. Element e has word e % 4
+// of Philox's block number e / 4 (N_WORDS = 4).
 template <int N>
 struct Neighbours {
     u32 words[N];
 
-    // (low, high) is the number of the first element's block; all N elements have the same `high`.
+    // (low, high) are the halves of the first element's block number; all N elements have the same
+    // `high`. first: the first element, or its lower 32 bits.
     template <class Sequence>
     __device__ __forceinline__ void draw(const Sequence& sequence, u32 low, u32 high, u32 first) {
         if constexpr (N == 1) {
@@ -126,12 +135,13 @@ struct Neighbours {
                 for (int i = 0; i < N_WORDS; ++i) words[b * N_WORDS + i] = block.at[i];
             }
         } else {
-            const Words block = sequence.block(low, high);
+            const Words block = sequence.block(low, high);  // N = 2: its first or second half
 #pragma unroll
             for (int i = 0; i < N; ++i)
                 words[i] = first % N_WORDS < N ? block.at[i] : block.at[N + i];
         }
     }
+    // Draws the words of elements [first, first + N).
     template <class Sequence>
     __device__ __forceinline__ void draw(const Sequence& sequence, i64 first) {
         const u64 number = static_cast<u64>(first) / N_WORDS;
@@ -142,8 +152,9 @@ struct Neighbours {
 
 // ---- operands of an element-wise map ------------------------------------------------------------
 
-// Operand that gives each element its Choice. All blocks of random words of a tile have the same
-// upper half of their number, so the compiler computes its part of the first two rounds once.
+// Operand that gives each element its Choice. A tile has BLOCKS blocks of four words, a power of
+// two, so that all their numbers have the same upper half, and the compiler computes its part of
+// the first two rounds once.
 template <class S>
 struct Choices {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -155,7 +166,8 @@ struct Choices {
     Neighbours<width> registers[VECTORS];
 
     __device__ void seek(i64 start) { first = start; }
-    // Draws for all vectors with the last one, when the loads of other operands are under way.
+    // Called for vectors u = 0, 1, ..., each at `offset` in the tile: draws for all of them with
+    // the last one, when the loads of other operands are under way. at: the offset of vector v.
     __device__ void load(int u, u32 offset) {
         if (u + 1 < VECTORS) return;
 #pragma unroll
@@ -169,8 +181,8 @@ struct Choices {
                               static_cast<u32>(number >> 32), at);
         }
     }
-    // words[i] = the random word of element first + offset + i * S::threads: in a tile without vectors,
-    // a thread's elements are S::threads apart.
+    // words[i] = the random word of element first + offset + i * S::threads: in a tile without
+    // vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32) {
 #pragma unroll
         for (int i = 0; i < width; ++i)
@@ -183,9 +195,9 @@ struct Choices {
     __device__ void store_apart(u32, u32) const {}
 };
 
-// Operand that reads a mask of bytes. Registers hold words of EACH bytes, as bools would cost three
-// times as many instructions. `filled` = ALL keeps every element, whatever the mask has; else it is
-// 0.
+// Operand that reads a mask of bytes. Registers have words of EACH bytes, as bools would cost three
+// times as many instructions. `filled` is ORed to each word: ALL keeps every element, whatever the
+// mask has; else it is 0.
 template <class S>
 struct ByteReader {
     static constexpr int width = S::width, read_nbytes = 1, written_nbytes = 0;
@@ -197,13 +209,14 @@ struct ByteReader {
 
     // The tile begins at element `first` of the array; its bytes of the mask follow from there.
     __device__ void seek(i64 first) { from += first; }
+    // Loads the bytes of vector u, at `offset` in the tile.
     __device__ void load(int u, u32 offset) {
         registers[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
 #pragma unroll
         for (int w = 0; w < width / EACH; ++w) registers[u].at[w] |= static_cast<Word>(filled);
     }
-    // Byte i of registers[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a tile
-    // without vectors, a thread's elements are S::threads apart.
+    // Byte i of registers[0] = from[offset + i * S::threads] | filled, or 0 from element n on: in a
+    // tile without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         registers[0] = {};
 #pragma unroll
@@ -222,7 +235,7 @@ struct ByteReader {
 };
 
 // Operand that reads a mask of bits. A vector has at most 8 elements, so its bits lie in one byte.
-// `filled` as in ByteReader.
+// `filled` is ORed to each register: ALL keeps every element, whatever the mask has; else it is 0.
 template <class S>
 struct BitReader {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -232,11 +245,11 @@ struct BitReader {
 
     // The tile begins at element `first` of the array; its bits of the mask follow from there.
     __device__ void seek(i64 first) { from += first / 8; }
-    __device__ void load(int u, u32 offset) {
+    __device__ void load(int u, u32 offset) {  // the bits of the vector's elements, from bit 0 on
         registers[u] = from[offset / 8] >> offset % 8 | filled;
     }
-    // Bit i of registers[0] = bit of element offset + i * S::threads in the mask, or 1 if filled: in a
-    // tile without vectors, a thread's elements are S::threads apart.
+    // Bit i of registers[0] = bit of element offset + i * S::threads in the mask, or 1 if filled:
+    // in a tile without vectors, a thread's elements are S::threads apart.
     __device__ void load_apart(u32 offset, u32 n) {
         registers[0] = filled;
 #pragma unroll
@@ -280,8 +293,8 @@ struct ByteWriter {
     }
 };
 
-// Operand that writes a mask of bits, or nothing where `to` is null. LANES neighbouring lanes have the
-// bits of one byte, which they combine by shuffles.
+// Operand that writes a mask of bits, or nothing where `to` is null. LANES neighbouring lanes have
+// the bits of one byte, which they combine by shuffles.
 template <class S>
 struct BitWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
@@ -297,6 +310,8 @@ struct BitWriter {
     __device__ void load_apart(u32, u32) { registers[0] = 0; }
     __device__ Mark at(int u, int i) { return {registers[u], 1u << i}; }
 
+    // Stores vector u, at `offset` in the tile: the first of LANES lanes writes the byte that has
+    // the bits of all.
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (!to) return;
@@ -319,7 +334,9 @@ struct BitWriter {
     }
 };
 
-// Arguments of map_elements: operand<S>() makes the operand above, for a tiling S.
+// Arguments of map_elements and map_tiles: operand<S>() makes the operand above for a tiling S:
+// Choices, and readers and writers of masks. keeps_all: the mask is not to be heeded, all elements
+// are kept.
 struct ChoicesOf {
     Draw rule;
     template <class S>
@@ -327,6 +344,7 @@ struct ChoicesOf {
         return {rule};
     }
 };
+// A mask of bytes that is read.
 struct BytesFrom {
     const bool* mask;
     bool keeps_all;
@@ -335,6 +353,7 @@ struct BytesFrom {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
+// A mask of bits that is read.
 struct BitsFrom {
     const u32* mask;
     bool keeps_all;
@@ -343,6 +362,7 @@ struct BitsFrom {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
+// A mask of bytes that is written, or null.
 struct BytesTo {
     bool* mask;
     template <class S>
@@ -350,6 +370,7 @@ struct BytesTo {
         return {reinterpret_cast<u8*>(mask)};
     }
 };
+// A mask of bits that is written, or null.
 struct BitsTo {
     u32* mask;
     template <class S>

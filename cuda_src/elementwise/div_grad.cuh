@@ -21,13 +21,15 @@ using fast_division::Divisor;
 using vec::Elements;
 using vec::Vec;
 
+// The gradient with respect to one element of A and one of B.
 template <class T>
 struct DivGradient {
     Acc<T> da, db;
 };
 
-// x / y, as exact as T needs: for 2-byte T an error of 2 units of float is lost in rounding. A
-// subnormal half is a normal float; other subnormal divisors must not be flushed to zero.
+// x / y, as exact as the type of the third argument, the arrays' T, needs: for 2-byte T an error of
+// 2 units of float is lost in rounding. A subnormal half is a normal float; other subnormal
+// divisors must not be flushed to zero.
 __device__ __forceinline__ float divided(float x, float y, float) { return divide_subnormal(x, y); }
 __device__ __forceinline__ float divided(float x, float y, __half) { return __fdividef(x, y); }
 __device__ __forceinline__ float divided(float x, float y, __nv_bfloat16) {
@@ -42,7 +44,7 @@ __device__ __forceinline__ DivGradient<T> div_gradient(Acc<T> dy, Acc<T> a, Acc<
     return {da, -da * divided(a, b, T{})};
 }
 
-// divides(x) = divided(x, b), bit for bit, for many x and one b: 1 / b is computed once.
+// set(b), then divides(x) = divided(x, b, T{}), bit for bit, for many x: 1 / b is computed once.
 template <class T>
 struct Denominator {
     Acc<T> value;
@@ -69,8 +71,8 @@ struct Denominator<__nv_bfloat16> {
     }
 };
 
-// gradient() of many elements of the whole operand with one element of the repeated one, which is
-// B (IS_B) or A.
+// An element x of the repeated operand, which is B (IS_B) or A: set(x), then gradient(dy, element
+// of the whole operand) = div_gradient of them, for many elements.
 template <class T, bool IS_B>
 struct Repeated {
     Denominator<T> b;
@@ -91,7 +93,8 @@ struct Repeated<T, false> {
 
 // ---- one operand is whole (has the shape of dY), the other is repeated --------------------------
 
-// B_IS_REPEATED: whole = A, repeated = B; else the other way round.
+// B_IS_REPEATED: whole = A, repeated = B; else the other way round. d_whole, the gradient of
+// `whole`, may be null.
 template <class T, bool B_IS_REPEATED>
 struct Operands {
     const T *dy, *whole, *repeated;
@@ -111,7 +114,8 @@ struct Terms {
     }
 };
 
-// d_whole[at + i] = gradient of whole[at + i], sums[i] += gradient of repeated[i], i < N.
+// d_whole[at + i] = gradient of whole[at + i], sums[i] += gradient of repeated[i], i < N; terms:
+// the elements from index `at` on of dY and `whole`. d_whole may be null.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& arrays,
                                               const Terms<T, N>& terms, i64 at,
@@ -128,7 +132,8 @@ __device__ __forceinline__ void differentiate(const Operands<T, B_IS_REPEATED>& 
         *reinterpret_cast<Vec<T, N>*>(arrays.d_whole + at) = vec::from_acc<T>(d_whole);
 }
 
-// differentiate at first, first + step, ... below `end`; DEPTH loads come before the first store.
+// Calls `differentiate` at indices first, first + step, ... below `end` (each of N elements, with
+// the same `repeated` and `sums`); DEPTH loads come before the first store.
 template <int DEPTH, class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATED>& arrays,
                                                   i64 first, i64 end, i64 step,
@@ -146,7 +151,8 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// differentiate_all for many terms: each round of the loop loads two, without a branch.
+// differentiate_all, with the same arguments, for many terms: each round of the loop loads two,
+// without a branch.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -166,8 +172,10 @@ __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEAT
     differentiate(arrays, one, at, repeated, sums);
 }
 
-// partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum over the thread's rows of the gradient
-// of repeated[column]. A thread has N columns of every blockDim.y-th row of a span.
+// d_whole = gradient of `whole`, and partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum
+// over the thread's rows of the gradient of repeated[column]; dY and `whole` are [rows, columns].
+// Block y has a span of span_rows rows, a thread N columns of every blockDim.y-th row of it.
+// `partials` may be null.
 template <int N, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& arrays,
                                             Acc<T>* partials, i64 rows, i64 columns,
@@ -197,16 +205,17 @@ __device__ __forceinline__ void sum_columns(const Operands<T, B_IS_REPEATED>& ar
 template <class T, bool B_IS_REPEATED>
 constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
-// The gradient of each of n_elements elements is a sum, divided into n_spans spans. A group of `lanes`
-// threads adds up one span of one element; group `number` of the grid has
-// span = number / n_elements, element = number % n_elements.
+// The gradient of each of n_elements elements is a sum, divided into n_spans spans. A group of
+// `lanes` threads adds up one span of one element; group `number` of the grid has span = number /
+// n_elements, element = number % n_elements.
 template <int THREADS>
 struct Task {
     i64 number, element, span;
     u32 lane;
     bool exists;
 
-    // The task of the calling thread's group of lanes.
+    // The task of the calling thread's group of lanes: a span, of n_spans, of the sum for one of
+    // n_elements elements.
     __device__ Task(i64 n_elements, i64 n_spans, u32 lanes) {
         number = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
         span = n_spans == 1 ? number >= n_elements : number / n_elements;
@@ -215,7 +224,8 @@ struct Task {
         exists = span < n_spans;
     }
 
-    // partials[span][element] = sum, or with one span, where partials is null, out[element] = sum.
+    // partials[span][element] = sum, or with one span, where partials is null, out[element] = sum,
+    // by lane 0; `out` may be null.
     template <class T>
     __device__ void emit(Acc<T> sum, Acc<T>* partials, T* out) const {
         if (!exists || lane != 0) return;
@@ -226,8 +236,10 @@ struct Task {
     }
 };
 
-// dY and the whole operand are [outer, middle, inner], `repeated` is [middle]. A task's span is
-// outer_each rows by inner_each columns of [outer, inner]; its lanes take vectors of N in turn.
+// Writes d_whole, and for each element of `repeated` the sum of its gradient over a span, to
+// partials[span][element], or with one span to d_repeated. dY and the whole operand are [outer,
+// middle, inner], `repeated` is [middle]. A task's span is outer_each rows by inner_each columns of
+// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers.
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
@@ -268,7 +280,8 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
 struct Offsets {
     i64 dy, a, b;
 
-    // Adds the offsets of position `index` in row-major order over dimensions [first, end).
+    // Adds the offsets of the position that is number `index` in row-major order over dimensions
+    // [first, end), from the last one on: its coordinate there is index % extent.
     __device__ void add(const Broadcast& dimensions, i64 index, i32 first, i32 end) {
         for (i32 d = end - 1; d >= first; --d) {
             const fast_division::Cell cell = fast_division::cell_at(index, dimensions.extent[d]);
@@ -280,8 +293,10 @@ struct Offsets {
     }
 };
 
-// The sum of one lane: terms i = task.span * span + task.lane, then every `lanes`-th to the end of the
-// span, of the gradient of element task.element of A (of_a) or B.
+// Returns the sum of one lane, of the gradient of element task.element of A (of_a) or B: the whole
+// sum has `summed` terms, numbered along the dimensions it is summed over, `span` of them a task;
+// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents, and
+// strides in dy, a and b.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,
@@ -305,7 +320,9 @@ __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
 
 constexpr int FINISH_DEPTH = 4;  // rows of partial sums that a thread loads together
 
-// out[column] = sum of partials[row][column]; thread (x, y) has every blockDim.y-th row of column x.
+// out[column] = sum of partials[row][column], [rows, columns], rounded. Thread (x, y) adds every
+// blockDim.y-th row of column blockIdx.x * blockDim.x + x, from row y on; then a block adds its
+// threads' sums. per_thread: shared memory.
 template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
                                          Vec<Acc<T>, 1> (&per_thread)[facts::MAX_THREADS]) {

@@ -20,11 +20,14 @@ using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
-constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector beside a vector of bools
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements that is_finite reads at once
 using Tile = Tiling<T, THREADS, NBYTES>;
 
+// x rounded to an integer, to the nearest even one where two are as near.
 __device__ __forceinline__ float rounded(float x) { return rintf(x); }
 __device__ __forceinline__ double rounded(double x) { return rint(x); }
+
+// ---- maps of one element ------------------------------------------------------------------------
 
 struct ScaleUp {
     ACC factor;
@@ -90,14 +93,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     scale__down(const T* input, T* output, i64 n, bool aligned, ACC factor) {
     map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
 }
-// output[i] = input[i] * *factor; nothing is done where the factor is 1 and output is input.
+// output[i] = input[i] * *factor, a number in GPU memory, i < n; does nothing if it is 1 and output
+// is input.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scale_in_place(const T* input, T* output, i64 n, bool aligned, const float* factor) {
     const float by = *factor;
     if (by == 1 && input == output) return;
     map_elements<Tile>(n, aligned, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
 }
-// output_k[i] = input[i] * scale_k, k < 3; an output may be null.
+// output_k[i] = input[i] * scale_k, k < 3, i < n; an output may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_scale(const T* input, T* output_0, T* output_1, T* output_2, i64 n, bool aligned,
                 ACC scale_0, ACC scale_1, ACC scale_2) {
@@ -113,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        in_or_zero(input_2), out(output));
 }
 // q = round(input / scale) + zero_point, to nearest even; output = (q clamped to [quant_min,
-// quant_max] - zero_point) * scale, mask = q is in that range. Either may be null.
+// quant_max] - zero_point) * scale, mask = q is in that range. output or mask may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fake_quant(const T* input, T* output, bool* mask, i64 n, bool aligned, ACC scale,
                ACC zero_point, ACC quant_min, ACC quant_max) {
@@ -134,15 +138,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- DivGrad: equal shapes; one operand repeats a row, or one dimension; any shapes -------------
 // (With launch bounds of 4 blocks the compiler uses enough registers not to spill.)
 
-// da = dy / b, db = -(dy / b) * (a / b), element by element; da or db may be null.
+// da = dy / b, db = -(dy / b) * (a / b), element by element, n in all; da or db may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     div_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, DivGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));
 }
 // `whole` has the shape (rows, columns) of dy, `repeated` is one row, broadcast to all rows.
-// d_whole = gradient of `whole`; partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum, over
-// this thread's rows, of the gradient of `repeated`. vecs: rows are whole vectors of 16 bytes, aligned.
+// d_whole = gradient of `whole`; partials[blockIdx.y * blockDim.y + threadIdx.y][column] = sum,
+// over this thread's rows, of the gradient of `repeated`; a block has span_rows rows.
+// b_is_repeated: b is `repeated` and a is `whole`, else the other way round. vecs: rows are whole
+// vectors of 16 bytes, aligned. d_whole or partials may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     div_grad__columns(const T* __restrict__ dy, const T* __restrict__ whole,
                       const T* __restrict__ repeated, T* __restrict__ d_whole, ACC* partials,
@@ -164,10 +170,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #else
 #define RUN_BOUNDS THREADS, 6
 #endif
-// dy and `whole` are [outer, middle, inner]; repeated[k] is broadcast over outer and inner.
-// d_whole = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
+// dy and `whole` are [outer, middle, inner]; repeated[k] is broadcast over outer and inner. d_whole
+// = gradient of `whole`; sum[k] = sum over outer and inner of the gradient of repeated[k].
 // `sizes.lanes` threads add up one span of one k: to d_repeated[k] if n_spans is 1, else to
 // partials[span][k]. vecs: `inner` is a multiple of a vector's elements, and arrays are aligned.
+// b_is_repeated: b is `repeated`, a is `whole`; else the other way round.
 extern "C" __global__ void __launch_bounds__(RUN_BOUNDS)
     div_grad__runs(const T* __restrict__ dy, const T* __restrict__ whole,
                    const T* __restrict__ repeated, T* __restrict__ d_whole, T* d_repeated,

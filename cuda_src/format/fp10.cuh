@@ -31,14 +31,17 @@ __device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
     return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
 }
 
-// codes[i] = half i of the word in FP10, i < 2: its upper ten bits, rounded to nearest even.
-// Neither is NaN, so no carry leaves a half.
+// codes[i] = half i of `halves` in FP10, i < 2: its upper ten bits, rounded to nearest even by
+// adding 31 + the lowest kept bit to the six dropped ones. Neither is NaN, so no carry leaves a
+// half.
 __device__ __forceinline__ void two_numbers_to_fp10(u32 halves, u32* codes) {
     const u32 rounded = halves + 0x001F001Fu + (halves >> 6 & 0x00010001u);
     codes[0] = rounded >> 6 & 0x3FFu;
     codes[1] = rounded >> 22;
 }
-// two_numbers_to_fp10, with NaN.
+// codes[i] = half i of the word `halves` in FP10, i < 2. `nan` has bit 0 or 16 set if half 0 or 1
+// is NaN, as its magnitude + 0x3FF has the sign bit then; it is encoded as 0 of its sign, then gets
+// NAN_CODE.
 __device__ __forceinline__ void two_to_fp10(u32 halves, u32* codes) {
     const u32 nan = ((halves & 0x7FFF7FFFu) + 0x03FF03FFu) >> 15 & 0x00010001u;
     two_numbers_to_fp10(halves & ~(nan * 0x7FFFu), codes);
@@ -52,7 +55,8 @@ __device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
-// First all N as if none were NaN; only if one is, all again by the slower two_to_fp10.
+// codes[i] = x[i] in FP10, i < N, even: first all as if none were NaN; only if one is, all again by
+// the slower two_to_fp10. magnitude + TO_NAN has the sign bit set exactly for a NaN.
 template <int N>
 __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     constexpr u32 TO_NAN = 0x8000 - 0x7C01;
@@ -68,8 +72,10 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     for (int i = 0; i < N; i += 2) two_to_fp10(twos[i / 2], codes + i);
 }
 
-// By way of half, in which a bfloat16 from 2^-17 on is exact, or infinite if its code is. Only if
-// one of the N is NaN, or smaller but not 0, all again by the slower to_fp10.
+// codes[i] = x[i] in FP10, i < N, even, by way of half, in which a bfloat16 from 2^-17 on is exact,
+// or infinite if its code is. Only if one of the N is NaN, or smaller but not 0, all again by the
+// slower to_fp10: magnitude + TO_... has the sign bit set exactly if the bfloat16 is at least
+// 2^-17, not 0, NaN.
 template <int N>
 __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
     constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF, TO_NAN = 0x8000 - 0x7F81;
@@ -105,7 +111,8 @@ __device__ __forceinline__ E decode(u32 code) {
 }
 
 // y[i] = number of code i of the word, i < 3. For float, first all as if none were NaN, then the
-// NaNs; for other types the sparse decoder has too few registers for that.
+// NaNs: bit 9 of code i in `beyond` is set if its magnitude is above infinity's. For other types
+// the sparse decoder has too few registers for that.
 template <class E>
 __device__ __forceinline__ void decode_word(u32 word, E* y) {
     constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;
@@ -127,7 +134,8 @@ __device__ __forceinline__ void decode_word(u32 word, E* y) {
             y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
 }
 
-// y[j] = number of code share * N + j of the words, j < N: a third of their codes.
+// y[j] = number of code share * N + j of the words, j < N: a third of their codes; share: 0, 1 or
+// 2. `words` is indexed by constants only, so that it stays in registers.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
     static_assert(3 * N == FP10_IN_WORD * WORDS, "three shares are all elements");

@@ -3,9 +3,11 @@
 //
 // Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. The quantum of a box is the
 // step of M, 2^(E - 132). A box with an infinity or a NaN has E = 255, and numbers of fewer bits
-// (encode_nonfinite). Four bytes are computed at a time in one 32-bit word, M by exact
-// floating-point arithmetic. Boxes with E < SMALLEST_EXACT_EXPONENT are encoded by integers: their
-// quanta are so small that subnormal floats, which arithmetic flushes to 0, would matter.
+// (encode_nonfinite). E is the biased exponent of the largest float. Four bytes are computed at a
+// time in one 32-bit word, M by exact floating-point arithmetic. Boxes with E <
+// SMALLEST_EXACT_EXPONENT are encoded by integers: their quanta are so small that subnormal floats,
+// which arithmetic flushes to 0, would matter. KEEP_SIGN: elements other than 0 get M >= 1, so that
+// their signs survive.
 #pragma once
 #include "core/facts.cuh"
 #include "core/vec.cuh"
@@ -47,7 +49,7 @@ __device__ __forceinline__ float truncated_to_nonzero(double x) {
     const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
     return __uint_as_float(sign | fraction >> min(1 - exponent, 31) | 1u);
 }
-// KEEP_SIGN: elements other than 0 get M >= 1, so that their signs survive.
+// truncated_to_nonzero(x) with KEEP_SIGN, else truncated(x).
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ float truncated(E x) {
     if constexpr (KEEP_SIGN && (ARE_SAME<E, double> || ARE_SAME<E, __nv_bfloat16>))
@@ -57,6 +59,8 @@ __device__ __forceinline__ float truncated(E x) {
 }
 
 // spread_nibble moves bit j of a nibble to bit 7 of byte j, j < 4; gather_nibble moves it back.
+// 0x00204081 has bits 0, 7, 14 and 21: the product adds copies shifted so that bit j is at 8 j,
+// too.
 __device__ __forceinline__ u32 spread_nibble(u32 nibble) {
     return (nibble * 0x00204081u & 0x01010101u) << 7;
 }
@@ -64,7 +68,8 @@ __device__ __forceinline__ u32 gather_nibble(u32 bytes) {
     return (bytes & 0x80808080u) * 0x00204081u >> 28;
 }
 
-// Low byte = floor(2 * quanta) + 1: quanta + 2^22 + 1/2 is truncated to multiples of 1/2.
+// Low byte = floor(2 * quanta) + 1: quanta + 2^22 + 1/2 is truncated to multiples of 1/2. Half of
+// it is `quanta`, |x| / quantum, rounded half up.
 __device__ __forceinline__ u32 doubled_magnitude(float quanta) {
     return __float_as_uint(__fadd_rz(quanta, 4194304.5f)) & 0xFFu;
 }
@@ -83,8 +88,8 @@ __device__ __forceinline__ float in_quanta(float x, float scale) {
     return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
 }
 
-// Byte j = sign << 6 | M of x[j], j < 4; M = |x| * scale rounded half up, at most 63. Zeros have no
-// sign, and without KEEP_SIGN subnormals have none.
+// Byte j = sign << 6 | M of x[j], j < 4; M = |x| * scale rounded half up, at most 63; scale =
+// 2^(132 - E). Zeros have no sign, and without KEEP_SIGN subnormals have none.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     u32 doubled = 0, signs = 0;
@@ -96,15 +101,16 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | halved(doubled);
 }
 
-// sign << 6 | M of a float that is subnormal, of these bits; M >= 1 unless it is 0.
+// sign << 6 | M of the subnormal float with these bits, fraction * 2^-149, in a box with E =
+// shared_exponent; M >= 1 unless it is 0. fraction >> 16 >> E is 2 |x| / quantum, rounded down.
 __device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
     const u32 fraction = bits & 0x7FFFFFu;
     const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
     return fraction == 0 ? 0 : (bits >> 25 & 0x40u) | max(magnitude, 1u);
 }
 
-// encode_four by integers, for boxes with E < SMALLEST_EXACT_EXPONENT. Without
-// KEEP_SIGN subnormals are 0.
+// encode_four by integers, for boxes with E = shared_exponent < SMALLEST_EXACT_EXPONENT. Without
+// KEEP_SIGN subnormals are 0. `truncated` is 2 |x| / quantum, rounded down; 127 gives M = 63.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
     u32 codes = 0;
@@ -166,8 +172,8 @@ __device__ __forceinline__ u32 gather_upper(const u32* pairs) {
 template <class E>
 using BoxOf = Box<!ARE_SAME<E, __half>>;
 
-// The Box of eight 2-byte elements in four words. there[i]: size + 0x7FFF carries into the sign bit
-// exactly if the size is not 0.
+// The Box of eight 2-byte elements in the four words `pairs`. there[i]: size + 0x7FFF carries into
+// the sign bit exactly if the size is not 0.
 template <class E>
 __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     u32 sizes[4], there[4];
@@ -183,7 +189,7 @@ __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     box.nonzero = make_uint2(gather_upper(there), gather_upper(there + 2));
     return box;
 }
-// The box of eight elements. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
+// The Box of x[0..7]. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
 __device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
     u32 bits[8], there[8];
     Box<true> box;
@@ -210,8 +216,7 @@ __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     }
 }
 
-// Byte j = min(63, floor(size[j] * scale + 1/2)), j < 4. size * scale + 2^22 + 1/2, truncated to
-// multiples of 1/2, has floor(2 * size * scale) + 1 in its low byte.
+// Byte j = min(63, floor(size[j] * scale + 1/2)), j < 4; see doubled_magnitude.
 __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     u32 doubled[4];
 #pragma unroll
@@ -257,7 +262,8 @@ __device__ __forceinline__ u32 exponent_of(const float (&x)[8]) {
 }
 
 // The eight bytes of a box: byte j = bit j of E << 7 | sign << 6 | M, M = |x| / 2^(E - 132) rounded
-// half up, at most 63; shared_exponent = E. Fewer registers but more instructions than encode_box of a Box.
+// half up, at most 63; shared_exponent = E. Fewer registers but more instructions than encode_box
+// of a Box.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ uint2 encode_box(const float (&x)[8], u32 shared_exponent) {
     uint2 codes;
@@ -288,7 +294,8 @@ __device__ __forceinline__ u32 size_of(E x) {
     return KEEP_SIGN || size >= 0x800000u ? size : 0;
 }
 
-// Bits 6 and 4..0 of the code of x, M at most `most`.
+// Bits 6 and 4..0 of the code of x in a box with F = of_box; finite x have M <= `most`. The
+// significand (24 bits) is shifted to 2 |x| / 2^(F - 131), then rounded half up.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ u32 code_beside_nonfinite(E x, u32 of_box, u32 most) {
     const u32 size = size_of<KEEP_SIGN>(x), exponent = size >> 23;
@@ -300,8 +307,8 @@ __device__ __forceinline__ u32 code_beside_nonfinite(E x, u32 of_box, u32 most) 
     return sign | max(min(magnitude, most), KEEP_SIGN ? 1u : 0u);
 }
 
-// The eight bytes of the box of x[0..7], of which one at least is not finite. x is indexed in loops,
-// so that a rare box costs the others no registers: it is in memory.
+// The eight bytes of the box of x[0..7], of which one at least is not finite. x is indexed in
+// loops, so that a rare box costs the others no registers: it is in memory.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ uint2 encode_nonfinite(const E* x) {
     u32 largest = 0;
@@ -321,7 +328,7 @@ __device__ __forceinline__ uint2 encode_nonfinite(const E* x) {
     return make_uint2(static_cast<u32>(codes), static_cast<u32>(codes >> 32));
 }
 
-// encode_nonfinite of elements in registers.
+// encode_nonfinite of x[0..7], elements in registers.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ uint2 encode_copy(const E* x) {
     E in_memory[8];
@@ -330,8 +337,8 @@ __device__ __forceinline__ uint2 encode_copy(const E* x) {
     return encode_nonfinite<KEEP_SIGN>(in_memory);
 }
 
-// The eight bytes of the box of x[0..7], by the faster way for these parameters; zeros of a box
-// that is not finite. shared_exponent = E.
+// The eight bytes of the box of x[0..7], by the faster way for these parameters; sets
+// shared_exponent to E. If that is NOT_FINITE, returns zeros: the caller calls encode_copy.
 template <bool KEEP_SIGN, class E>
 __device__ __forceinline__ uint2 encode_elements(const E* x, u32& shared_exponent) {
     if constexpr (KEEP_SIGN) {
@@ -365,8 +372,8 @@ __device__ __forceinline__ u32 offset_magnitudes(u32 codes) {
     return ((0x40404040u + magnitudes) & ~negative) | ((0x40404040u - magnitudes) & negative);
 }
 
-// (byte j of `offset` - 64) * quantum: the byte as low bits of the float 2^23 gives
-// 2^23 + 64 + M, exactly.
+// (byte j of `offset` - 64) * quantum: the byte as low bits of the float 2^23 (0x4B000000) gives
+// 2^23 + 64 + M, exactly; 8388672 = 2^23 + 64.
 __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum) {
     const u32 bits = __byte_perm(offset, 0x4B000000u, 0x7540 | j);
     return multiply_subnormal(__uint_as_float(bits) - 8388672.0f, quantum);
@@ -382,7 +389,7 @@ __device__ __forceinline__ double from_decoded<double>(float x) {
     return widen_subnormal(x);
 }
 
-// y[j] = the number of code j, j < N <= 4.
+// y[j] = the number of code j, byte j of `codes`, j < N <= 4.
 template <int N, class Y>
 __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     const u32 offset = offset_magnitudes(codes);
@@ -390,7 +397,9 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// y[j] = element first + j, j < n, of a box that encode_nonfinite or an older encoder wrote.
+// y[j] = element first + j, j < n, of the box of bytes `codes`, which encode_nonfinite or an older
+// encoder wrote. F is bit 5 of the bytes, which << 2 moves to bit 7; quantum_of(F + 1) = 2^(F -
+// 131).
 template <class Y>
 __device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, Y* y) {
     const bool all_nan = codes.x == ALL_NAN && codes.y == ALL_NAN;
@@ -408,8 +417,8 @@ __device__ __forceinline__ void decode_nonfinite(uint2 codes, int first, int n, 
     }
 }
 
-// y[j] = element share * N + j of the box, j < N. E = 255 is a box with infinities or NaNs if
-// keep_nonfinite.
+// y[j] = element share * N + j of the box of bytes `codes`, j < N; N divides 8. With
+// keep_nonfinite, E = 255 marks a box with infinities or NaNs; else it is an exponent as others.
 template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);

@@ -8,7 +8,8 @@ namespace cto::format::narrow_float {
 // code = exponent (this BIAS) << FRACTION | fraction, of the float whose bits without the sign are
 // `magnitude`, rounded to nearest even; it may be beyond the format's largest. A number below the
 // smallest normal one, 2^(1 - BIAS), is rounded by a sum with 2^(24 - BIAS - FRACTION), whose unit
-// in the last place is the code's.
+// in the last place is the code's. For others, below_half makes the sum carry if the DROPPED bits
+// are above half of the code's unit, or half of it and the code's last bit is 1.
 template <int BIAS, int FRACTION>
 __device__ __forceinline__ u32 rounded(u32 magnitude) {
     constexpr u32 SMALLEST_NORMAL = (128u - BIAS) << 23;
@@ -19,10 +20,8 @@ __device__ __forceinline__ u32 rounded(u32 magnitude) {
     const u32 below_half = (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1u);
     return ((magnitude + below_half) >> DROPPED) - ((127u - BIAS) << FRACTION);
 }
-// code = exponent (this BIAS) << FRACTION | fraction, of the double whose bits without the sign are
-// `magnitude`, rounded to nearest even; it may be beyond the format's largest. A number below the
-// smallest normal one, 2^(1 - BIAS), is rounded by a sum with 2^(53 - BIAS - FRACTION), whose unit
-// in the last place is the code's.
+// The code, as above, of the double whose bits without the sign are `magnitude`. A number below
+// 2^(1 - BIAS) is rounded by a sum with 2^(53 - BIAS - FRACTION).
 template <int BIAS, int FRACTION>
 __device__ __forceinline__ u32 rounded(u64 magnitude) {
     constexpr u64 SMALLEST_NORMAL = (1024ull - BIAS) << 52;

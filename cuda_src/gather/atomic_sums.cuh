@@ -10,7 +10,8 @@ using namespace targets;
 using segmented_sum::BatchItem;
 
 // sums[batch][target(k)] += dy[batch][k] for each slice k, none if target(k) is NOWHERE. A thread
-// adds ATOMIC_ITEMS elements, blockDim.x columns apart.
+// adds ATOMIC_ITEMS elements, blockDim.x columns apart. sizes: slices and rows of a batch, and
+// elements of each; items: which slices and columns a block has.
 template <class Target, class T>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, Acc<T>* sums,
                                            Items items, Sizes sizes) {
@@ -57,8 +58,10 @@ __device__ __forceinline__ void add_elements(const Element& element, const T* __
     additions.apply(sums);
 }
 
-// add_elements in strips of STRIP_COLUMNS columns over all rows: the lines of `sums` that one strip
-// touches stay in the L2 cache; row after row, each addition would go to memory.
+// sums[element(k)] += dy[k] as add_elements, in strips of STRIP_COLUMNS columns over all rows: the
+// cache lines of `sums` that one strip touches stay in the L2 cache; row after row, each addition
+// would go to memory. Each strip has blocks_a_strip blocks; a block has blockDim.y * ATOMIC_ITEMS
+// rows of it: thread x a column, y every blockDim.y-th row.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements_by_strips(const Element& element,
                                                        const T* __restrict__ dy, Acc<T>* sums,

@@ -32,6 +32,7 @@ struct Digits {
         return sum;
     }
     // Sets `first`, and `seen` to the counts of earlier warps. Thread d computes those of digit d.
+    // Begins with a barrier, as all warps have to have counted, and ends with one.
     __device__ __forceinline__ void place(const Pass& pass) {
         __syncthreads();
         const bool has_digit = threadIdx.x < radix(pass);
@@ -67,6 +68,7 @@ struct Entries {
     __device__ __forceinline__ u32 first() const {
         return threadIdx.x / WARP * (WARP * rows) + threadIdx.x % WARP;
     }
+    // The end of the thread's entries that exist: they are first(), first() + WARP, ... below it.
     __device__ __forceinline__ u32 last() const { return min(first() + WARP * rows, n); }
 
     // from[i] = entry_of(i) for the thread's entries, TOGETHER loads in flight: entry_of reads
@@ -83,7 +85,9 @@ struct Entries {
                 if (i + WARP * d < last()) from[i + WARP * d] = loaded[d];
         }
     }
-    // Sets `ranks`, and seen[d] to the number of the warp's entries with digit d.
+    // Sets `ranks`, and seen[d] to the number of the warp's entries with digit d of `pass`: 32
+    // entries at a time, in which the first lane of those with one digit (before == 0) adds their
+    // number.
     __device__ __forceinline__ void count(u16* seen, const Pass& pass) const {
         const u32 lane = threadIdx.x % WARP, end = first() + WARP * rows;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -101,7 +105,8 @@ struct Entries {
             __syncwarp();
         }
     }
-    // Moves each entry to first of its digit + those of earlier warps + its rank.
+    // Moves each of the thread's entries from `from` to `to`, to first of its digit + those of
+    // earlier warps + its rank.
     __device__ __forceinline__ void move(const Digits& digits, const Pass& pass) const {
         const u16* const earlier = digits.seen[threadIdx.x / WARP];
 #pragma unroll 1
@@ -114,8 +119,8 @@ struct Entries {
     }
 };
 
-// sorted = entry_of(0 .. n - 1) sorted by key, stably, all.width bits a pass. `shared`: dynamic
-// shared memory.
+// sorted = entry_of(0 .. all.n - 1) sorted by key, stably, all.width bits a pass, by the whole
+// block. `shared`: dynamic shared memory, for Digits, two copies of the entries, and their ranks.
 template <class EntryOf>
 __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict__ sorted,
                                      const AllDigits& all, u8* shared) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums of the entries that columns.cuh moves to buckets: a warp adds the entries of one bucket, which
-// has BUCKET_ROWS rows of one column of dX, in shared memory.
+// Sums of the entries that columns.cuh moves to buckets: a warp adds the entries of one bucket,
+// which has BUCKET_ROWS rows of one column of dX, in shared memory.
 #pragma once
 #include "gather/columns.cuh"
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ bool is_locked(float sum) {
 }
 __device__ __forceinline__ u32 holder_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
 
-// For the first of the lanes in the mask `lanes`: value = sum of the values of
-// these lanes, in order.
+// lanes: a mask of lanes, among them this one. In the first of them, value = sum of the values of
+// all of them, in order; in others `value` stays.
 template <class A>
 __device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
     const bool is_first = (lanes & ((1u << lane()) - 1u)) == 0;
@@ -53,9 +53,11 @@ struct BucketSums {
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // Several lanes have one row: one of them, for which it returns true, gets the row's sum and
-    // the sum of their values. Of two lanes it is the one that came second, a + b being b + a.
-    // Three or more, which is rare, are summed in the order of lanes.
+    // For lanes of which several have one row: one of them, for which it returns true, gets the
+    // row's sum in `sum` and the sum of their values in `value`. `sum` is what each lane swapped
+    // out of sums.at[row]; it is `late` if that is the mark of a lane `before` it. Of two lanes it
+    // is the one that came second, a + b being b + a. Three or more (a late lane before a late
+    // one), which is rare, are summed in the order of lanes.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
         const bool late = is_locked(sum);
@@ -75,8 +77,9 @@ struct BucketSums {
         if (late) value += other;
         return is_last;
     }
-    // sums[row of the entry] += its value. A lane swaps the sum for its mark (lock_of); a lane
-    // that finds a mark shares its row with another.
+    // sums[row of the entry] += its value, for the entries of all lanes at once; without `valid` a
+    // lane has none. A lane swaps the sum for its mark (lock_of); a lane that finds a mark shares
+    // its row with another.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         float value = value_of(entry.bits(), T()), sum = 0;
@@ -104,8 +107,8 @@ struct BucketSums {
     }
 };
 
-// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, by vectors
-// of columns if aligned.
+// dx[first_row + row][first_column + c] = sums[c].at[row], rounded, row < BUCKET_ROWS, c <
+// SUM_COLUMNS; dx has n_rows rows of `width` columns. By vectors of columns if aligned.
 template <class T>
 __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
                                            i64 first_row, i64 first_column, i64 n_rows, i64 width) {
@@ -127,7 +130,11 @@ __device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restri
     }
 }
 
-// A block has one bucket of SUM_COLUMNS columns, a warp each; see gather__sum_buckets.
+// dx[row][column], [n_rows][width], = sum of the entries of the column with this row; 0 if there
+// are none. A block has one bucket of SUM_COLUMNS columns, a warp each. Lane b adds up how many
+// entries bucket b of the column has, from counts[column][span][b]: the sum over smaller buckets is
+// where the block's bucket begins. sums: shared memory, for each warp. sort: rows of dY cut into
+// spans, and room of a column.
 template <class T>
 __device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
                                             const u32* __restrict__ counts, T* __restrict__ dx,

@@ -10,6 +10,10 @@
 // The entries that a tile of dY gives to a bucket are filled up with entries of +0 to a multiple of
 // RUN, so that whole vectors are written; writing parts of 32-byte sectors would cost twice as
 // much. An index out of range becomes an entry of +0, too.
+//
+// indices and dy are [sort.rows][sort.columns], a span is sort.span rows; a column of dY has room
+// for sort.capacity entries. lines: `extent` and `stride` in dX of the axis, and those of other
+// dimensions.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "core/vec.cuh"
@@ -60,11 +64,13 @@ struct alignas(4) Entry<2> {
 template <class T>
 using EntryOf = Entry<sizeof(T) == 2 ? 2 : 4>;
 
+// The bucket of an entry's row.
 template <int NBYTES>
 __device__ __forceinline__ u32 bucket_of(const Entry<NBYTES>& entry) {
     return entry.target() / BUCKET_ROWS % BUCKETS;
 }
 
+// The number with these bits in the type of the second argument, as a float.
 __device__ __forceinline__ float value_of(u32 bits, float) { return __uint_as_float(bits); }
 __device__ __forceinline__ float value_of(u32 bits, __half) {
     return to_acc(__ushort_as_half(static_cast<u16>(bits)));
@@ -73,12 +79,12 @@ __device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
     return to_acc(__ushort_as_bfloat16(static_cast<u16>(bits)));
 }
 
-// The part of dY that a block has: COLUMNS columns from `column` on, rows [first, end).
+// The part of dY that a block has: COLUMNS columns from `column` on, rows [first, end), which are
+// span number `span`. Block number = column / COLUMNS * spans + span.
 struct Part {
     i64 column;
     u32 first, end, span;
 
-    // The part of block blockIdx.x: rows [first, end) of the COLUMNS columns from `column` on.
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
         span = blockIdx.x - strip * sort.spans;
@@ -93,7 +99,9 @@ __device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& 
     return (column * sort.spans + span) * BUCKETS + lane();
 }
 
-// The row of dX that an element of row `row` of dY is added to, for index 0.
+// The row of dX that an element of row `row` of dY is added to if its index is 0: the sum of
+// coordinate times stride over the dimensions that a row's number counts (`lines.extents`), the
+// last one first.
 __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     u32 to = 0;
 #pragma unroll 1
@@ -105,8 +113,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY, {0, 0} for an index out of range;
-// first_row = that of its row.
+// {row of dX, value} of an element of dY with this index, {0, 0} for an index out of range;
+// first_row: the row for index 0, to which the index adds index * lines.stride.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -122,8 +130,8 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 // `count` rounded up to whole runs.
 __device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
 
-// index[j] = indices[row][0], row = first + j * WARP, for rows before `end`; `indices` begins at
-// the thread's column of `columns`.
+// index[j] = the index at row first + j * WARP of the thread's column, for rows before `end`;
+// `indices` points to row 0 of that column, rows are `columns` elements apart.
 template <class Index>
 __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32 first, u32 end,
                                           i64 columns, Index (&index)[ITEMS]) {
@@ -133,7 +141,10 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 }
 
 // counts[column][span][bucket] = entries that the span gives to the bucket; those of each tile are
-// rounded up to whole runs. Two histograms, so that one barrier a tile is enough.
+// rounded up to whole runs. Threads read rows: thread t has column t % COLUMNS; then each warp adds
+// up the counts of its own column, lane b of bucket b. Two histograms, used in turn, so that one
+// barrier a tile is enough. The indices of the next tile are loaded before this one is counted.
+// sort: see Part; histogram: shared memory.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
@@ -177,8 +188,9 @@ struct Tile {
     alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
-// Loads rows [tile, tile + TILE_ROWS), before `end`, of COLUMNS columns; indices and dy begin at
-// the block's first column.
+// entries.at[c][r] = {row of dX, value} of the element of dY in row tile + r of column c of the
+// block, r < TILE_ROWS, for rows before `end`; indices and dy begin at the block's first column,
+// rows are `columns` elements apart. Neighbouring threads load neighbouring columns.
 template <class T, class Index>
 __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                                           const T* __restrict__ dy, const Lines& lines, u32 tile,
@@ -205,8 +217,9 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
-// Where this span's first entry of bucket lane() goes in the column's entries: after those of
-// smaller buckets, and those of earlier spans in this bucket.
+// Returns where the first entry that span own_span of a column gives to bucket lane() goes in the
+// column's entries: after those of smaller buckets, and those of earlier spans in this bucket.
+// counts[column][span][bucket]: from count_buckets.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
     u32 total = 0, earlier = 0;
@@ -227,9 +240,8 @@ struct SortedColumn {
     u32 first;  // place of its first entry
     u32 n;      // entries of all buckets
 
-    // Sorts a column's entries by bucket, in place, by a warp: ranks each entry in its bucket, sums
-    // the counts of buckets up, and stores the entries there. Each bucket is filled up to whole
-    // runs with zeros; lane b has the count and the first place of bucket b.
+    // Ranks each of the n_entries entries in its bucket, sums the counts of buckets up, and stores
+    // the entries at first + rank, then +0 entries up to whole runs.
     __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
         Entry entry[ITEMS];
         u32 ranks[ITEMS / RANKS] = {};
@@ -257,8 +269,10 @@ struct SortedColumn {
     }
 
   private:
-    // How many entries of this lane's `bucket` came before this one; adds the warp's 32 entries to
-    // `count` of each lane's bucket.
+    // Returns how many entries of this lane's `bucket` came before this one; adds the warp's valid
+    // entries, one a lane, to `count` of each lane's bucket. same: lanes with an entry of this
+    // lane's bucket; own: lanes with one of bucket lane(); both by a ballot for each bit of a
+    // bucket.
     __device__ __forceinline__ u32 ranked(u32 bucket, bool valid) {
         u32 same = __ballot_sync(ALL_LANES, valid), own = same;
 #pragma unroll
@@ -274,8 +288,10 @@ struct SortedColumn {
     }
 };
 
-// to[column] = the column's entries by bucket, in the order of dY in a bucket. A block loads a
-// tile, each warp sorts one of its columns and writes it by vectors.
+// to[column][0 .. capacity) = the column's entries by bucket, in the order of dY in a bucket;
+// counts: from count_buckets. A block loads a tile of indices and dy to shared memory (`entries`),
+// each warp sorts one of its columns and writes it by vectors. Lane b knows where bucket b goes:
+// entry i of the sorted tile goes to place i + shift of its bucket's lane.
 template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,

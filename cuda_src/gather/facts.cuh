@@ -6,59 +6,66 @@
 
 namespace cto::facts::gather {
 
+// Threads of a block, where no other number is declared below
 constexpr int THREADS = 256;
+// Most indices of a tuple of GatherND, and dimensions of dX in GatherElements
 constexpr int MAX_DIMS = 32;
-// Additions of one thread, its loads in flight together
+// Elements that a thread adds atomically; their loads are in flight together
 constexpr int ATOMIC_ITEMS = 4;
+// Columns of a strip of dY that a block adds atomically
 constexpr int STRIP_COLUMNS = 32;
-// Stores of one thread
+// Vectors of 16 bytes that a thread sets to zero
 constexpr int ZERO_VECS = 4;
-// Of sums that one thread rounds
+// Bytes of sums that a thread rounds
 constexpr int ROUND_NBYTES = 64;
-// Entries of a node of partial sums, and nodes of one above
+// Sorted entries of a node of level 1 of the tree of sums; nodes of a node above
 constexpr int FANOUT = 32;
-// Entries from which on a row may be an item of its own
+// Entries from which on a row of dX is summed by threads of its own
 constexpr int LONG_ROW = 16;
+// ---- sort by key of entries (key: a row of dX; position: its slice of dY), digit by digit ----
+// Threads of a block that sorts
 constexpr int SORT_THREADS = 512;
-// Digits at most: a thread looks after one of them
+// Most values of a digit: a thread has the counter of one of them
 constexpr int RADIX = 512;
-// Keys whose starts a block finds
+// Keys for which a block finds the first of the sorted entries with the key
 constexpr int STARTS_ROWS = 4096;
-// Entries of a sort's tile that one thread moves, by the bytes of a key. Few are ranked sooner; a
-// long sort takes as many as shared memory holds, so that more entries with one digit are written
-// together.
+// Entries of a block's tile for each thread, by the bytes of a key, in a sort of few entries.
 template <int NBYTES>
 constexpr int SHORT_ITEMS = 0;
 template <>
 constexpr int SHORT_ITEMS<4> = 2;
 template <>
 constexpr int SHORT_ITEMS<8> = 3;
+// Entries of a block's tile for each thread, by the bytes of a key, in a sort of many entries: as
+// many as shared memory has room for, so that more entries with one digit are written side by side.
 template <int NBYTES>
 constexpr int LONG_ITEMS = 0;
 template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
-// Of a block that sorts alone, in one launch
+// Threads of a block that sorts all entries alone, in one launch
 constexpr int ALONE_THREADS = 1024;
-// Entries of each of them at most
+// Most entries of each thread of such a block
 constexpr int ALONE_ROWS = 4;
-// Of a block that sorts columns, a warp each
+// ---- GatherElements along an axis before the last, where elements stay in their column ----
+// Columns of dY of a block that moves elements to buckets, a warp each
 constexpr int COLUMNS = 16;
-// That it sorts at a time
+// Rows of dY that such a warp moves at a time
 constexpr int TILE_ROWS = 256;
-// Entries of a tile and a bucket come in whole runs of so many
+// Entries of a run: what a tile gives to a bucket is filled up to whole runs
 constexpr int RUN = 4;
-// Of a column: a lane looks after each
+// Most buckets of a column: each lane of a warp counts the elements of one
 constexpr int BUCKETS = 32;
-// Rows of dX whose sums shared memory has
+// Rows of a column of dX in a bucket, whose sums are in shared memory
 constexpr int BUCKET_ROWS = 2048;
-// Sums of neighbouring columns in other banks of shared memory
+// Sums from a column to the next in shared memory: 4 more than rows, so that rows of neighbouring
+// columns are in different banks.
 constexpr int PADDED_ROWS = 2052;
-// Of a block that sums buckets, a warp each
+// Columns of a block that sums buckets, a warp each
 constexpr int SUM_COLUMNS = 8;
 
-// Slices of dY and rows of dX in a batch, and the elements of each of them.
+// A batch of dY is n_slices slices, a batch of dX n_rows rows, each of `width` elements.
 struct Sizes {
     long long n_slices;
     long long n_rows;
@@ -66,9 +73,10 @@ struct Sizes {
 };
 static_assert(sizeof(Sizes) == 24);
 
-// How batches of n items of `width` columns meet a grid. A block takes y items and some columns;
-// grid x counts the items of `fold` batches and for each the `column_blocks` blocks that share its
-// columns, grid z the folds. fold n fits into 32 bits, or fold is 1.
+// How n_batches batches of n items (nodes or rows, with columns) are divided among a grid. A block
+// has blockDim.y items and one of column_blocks parts of their columns. gridDim.x blocks have the
+// items of `fold` batches, and those of the same items are neighbours; blockIdx.z counts such
+// groups of batches. fold * n fits into 32 bits, or fold is 1.
 struct Items {
     long long n_batches;
     long long n;
@@ -77,8 +85,9 @@ struct Items {
 };
 static_assert(sizeof(Items) == 32);
 
-// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
-// this level's begin and those of the level below.
+// One level l of the tree of sums: a node is `unit` = FANOUT^l sorted entries. Of the `total` sums
+// of a batch, of all levels, this level's begin at number `begin`, those of the level below at
+// begin_below.
 struct Level {
     long long unit;
     long long begin;
@@ -87,15 +96,16 @@ struct Level {
 };
 static_assert(sizeof(Level) == 32);
 
-// The level above one whose blocks sum it, too, as soon as all children of a node are there: its n
-// nodes, none where that level has a launch of its own.
+// The level above, whose nodes are summed in the same launch, each as soon as all its children are:
+// n nodes, whose sums begin at number `begin`. n is 0 if that level has a launch of its own.
 struct Parents {
     long long n;
     long long begin;
 };
 static_assert(sizeof(Parents) == 16);
 
-// One digit of the keys of n entries; each of the `blocks` has `span` of them, whole tiles.
+// A pass of the sort, by one digit of the keys of n entries: the `bits` bits of a key from bit
+// `shift` on. Each of `blocks` blocks has `span` entries, whole tiles.
 struct Pass {
     long long n;
     long long span;
@@ -105,7 +115,8 @@ struct Pass {
 };
 static_assert(sizeof(Pass) == 32);
 
-// All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
+// A sort of n entries by one block: by the lower `bits` bits of a key, in digits of `width` bits. A
+// thread has `rows` entries.
 struct AllDigits {
     int n;
     int rows;
@@ -114,7 +125,8 @@ struct AllDigits {
 };
 static_assert(sizeof(AllDigits) == 16);
 
-// An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
+// Indices of GatherND: per_batch tuples in each batch, each of `count` indices into the dimensions
+// of X after the batch's, of these extents; entries after the first `count` are zeros.
 struct Tuples {
     long long count;
     long long per_batch;
@@ -122,9 +134,11 @@ struct Tuples {
 };
 static_assert(sizeof(Tuples) == 272);
 
-// An element of GatherElements keeps its coordinates except the one on the axis, which has `extent`
-// and `stride` in dX. The dimensions of the indices are coalesced: the last one has `columns`
-// elements, those before it have `extents`; their strides are those in dX, 0 on the axis.
+// Where GatherElements' gradient adds an element of dY: at the same coordinates of dX, except on
+// the axis, which has `extent` and `stride` in dX. The other strides are in dX, too, and 0 on the
+// axis. Dimensions of dY are merged where possible: the last has `columns` elements, column_stride
+// apart in dX, the n_outer ones before it `extents` and `strides`; entries after the first n_outer
+// are zeros. All strides count elements of dX, or its rows if columns are sorted (ColumnSort).
 struct Lines {
     long long extent;
     long long stride;
@@ -136,8 +150,8 @@ struct Lines {
 };
 static_assert(sizeof(Lines) == 552);
 
-// Elements of dY that stay in their column, of which `spans` blocks have `span` rows each; a column
-// has room for `capacity` entries.
+// dY as a matrix of rows x columns, whose elements stay in their column of dX. A column is divided
+// among `spans` blocks, `span` rows each, and has room for `capacity` entries in scratch memory.
 struct ColumnSort {
     long long columns;
     int rows;

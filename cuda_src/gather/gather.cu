@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
 //
-// dX[row] = sum of the slices dY[k] with target(k) == row; each operator has
-// its own target(k). Ways:
+// dX[row] = sum of the slices dY[k] (`width` elements each) with target(k) == row; each operator
+// has its own target(k), which is NOWHERE for an index out of range: targets.cuh. Ways:
 //
 //     few            each element of dX compares all targets
 //     atomic         atomic additions, not deterministic
@@ -54,7 +54,8 @@ constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) ==
 // ---- few slices and rows ------------------------------------------------------------------------
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over the slices k with target(k) == row, one
-// element a thread. row_of: shared memory, row_of[k] = target(k); slices are at most THREADS.
+// of the n elements of dx a thread. row_of: shared memory, row_of[k] = target(k); a batch has at
+// most THREADS slices. sizes: slices and rows of a batch, and elements of each.
 template <class Target>
 __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
                                         i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {
@@ -81,8 +82,6 @@ struct NewEntry {
     const T* dy;
     i64 n_rows;
 
-    // The entry of index k: the row of dX that it names, n_rows if none, and k itself, or the bits
-    // of dy[k].
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
@@ -98,6 +97,7 @@ struct NewKey {
     NewEntry<Target> next_entry;
     Entry* entries;
 
+    // Returns the key of slice k, and stores its entry.
     __device__ Key operator()(i64 k) const {
         const Entry entry = next_entry(k);
         entries[k] = entry;
@@ -122,8 +122,9 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                              histogram);
 }
 
-// entries = the entries of all k sorted by key, equal keys in the order of k; one block. Does
-// nothing for 64-bit keys.
+// entries = the entries {target(k), or n_rows for NOWHERE; k, or with dy the bits of dy[k]} of all
+// k sorted by key, equal keys in the order of k; one block. digits: how many entries, and bits of a
+// pass. Does nothing for 64-bit keys.
 template <class Target>
 __device__ __forceinline__ void sort_keys(Target target, const T* dy, Entry* entries, i64 n_rows,
                                           const AllDigits& digits) {
@@ -163,25 +164,29 @@ struct Round {
 using namespace cto;
 
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
+//
+// tuples, lines: how index tuples, or indices of elements, name rows of dx (targets.cuh). sizes:
+// slices and rows of a batch, and elements of each. items: how blocks are divided among batches,
+// slices or rows, and columns. pass, digits: the digits of keys that are sorted by.
 
-// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One element
-// of dx a thread, at most THREADS slices k.
+// dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One of the n
+// elements of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
-// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One element of dx
-// a thread, at most THREADS slices k.
+// dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One of the n
+// elements of dx a thread, at most THREADS slices k.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
     __shared__ i64 row_of[THREADS];
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
-// dx[i] = sum of dy[k] over k whose index names element i in its line. One element of dx a thread,
-// at most THREADS elements dy[k].
+// dx[i] = sum of dy[k] over k whose index names element i in its line. One of the n elements of dx
+// a thread, at most THREADS elements dy[k].
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -239,15 +244,15 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
                                const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
-// sums[row that index k names] += slice k of dy, by atomic additions; nothing for
-// an index out of range.
+// sums[batch][row that index k names] += dy[batch][k], a slice, by atomic additions; nothing for an
+// index out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
-// sums[row that index tuple k names] += slice k of dy, by atomic additions; nothing for
-// a tuple out of range.
+// sums[row that index tuple k names] += dy[k], a slice, by atomic additions; nothing for a tuple
+// out of range.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,
@@ -261,8 +266,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns, blocks_a_strip blocks
-// each, so that the lines of sums in use stay in the L2 cache.
+// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns of `rows` rows of dy,
+// blocks_a_strip blocks each, so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -272,6 +277,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- entry points: gather_elements_grad of elements that stay in their columns: columns.cuh -----
 //
 // For elements of 4 bytes at most; for longer ones two of the kernels are empty.
+// indices and dy are [sort.rows][sort.columns]; a block has sort.span rows of COLUMNS columns. An
+// entry is an element of dy, as bits, and its row of dx; RUN entries are a run.
 
 // counts[column][span][bucket] = entries of the column that the span's block moves to the bucket,
 // rounded up to whole runs in each tile. A block has COLUMNS columns of one span of rows of dy.
@@ -292,8 +299,9 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
         columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
-// dx[row][column] = sum of the entries of the column with this row. A block has BUCKET_ROWS rows,
-// one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared memory.
+// dx[row][column], [n_rows][width], = sum of the entries of the column with this row. A block has
+// BUCKET_ROWS rows, one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared
+// memory. entries and counts are those of the two kernels above.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -320,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key per_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
-// gather__scatter with LONG_ITEMS entries a thread at a time.
+// gather__scatter with LONG_ITEMS entries a thread at a time, for many entries.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -342,9 +350,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1: starts as gather__starts. The others: sums[node] = sum of the
-// slices of each node of this level of the tree (segmented_sum.cuh) that has one key, and of the
-// level of `parents`. Rows are whole 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] as gather__starts. The others: sums[node] = sum of the
+// slices of dy of each node of this level of the tree (segmented_sum.cuh) that has one key, and of
+// the level of `parents`. entries: sorted by key; items: which nodes and columns a block has;
+// tickets: counters of finished children. Rows are whole 16-byte vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -353,8 +362,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
-// gather__sum_nodes element by element, for rows that are not whole 16-byte vectors on 16-byte
-// boundaries.
+// gather__sum_nodes, with its arguments, element by element, for rows that are not whole 16-byte
+// vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
@@ -363,8 +372,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scal
                                        in_registers(level), parents, tickets, start_blocks);
 }
 // dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
-// a vector of columns of `count` rows; the first n_long items of the grid are long rows. Rows are
-// whole 16-byte vectors on 16-byte boundaries.
+// a vector of columns of `count` rows; the first n_long items of the grid are long rows instead.
+// entries: sorted by key, those of a row are [starts[row], starts[row + 1]). sums: those of the
+// tree's n_nodes nodes in `levels` levels, and of edges. Rows are whole 16-byte vectors on 16-byte
+// boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -372,8 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
-// gather__sum_rows element by element, for rows that are not whole 16-byte vectors on 16-byte
-// boundaries.
+// gather__sum_rows, with its arguments, element by element, for rows that are not whole 16-byte
+// vectors on 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,

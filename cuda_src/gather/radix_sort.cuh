@@ -6,6 +6,9 @@
 // every span; the second sums those counts to know where each digit of its own span goes, and moves
 // the entries tile by tile, each sorted in shared memory so that entries with the same digit are
 // written together. No block waits for another, and the result depends on the keys alone.
+//
+// A Pass is a digit: bits [shift, shift + bits) of the keys of n entries, of which each of `blocks`
+// blocks has `span`. per_warp: shared memory, scratch of sum_before.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "gather/facts.cuh"
@@ -17,11 +20,14 @@ using namespace facts::gather;
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
 constexpr int MAX_SCANNED = 16;  // find_starts scans up to so many entries a key, else it searches
 
+// `position`: number of a slice, or the bits of an element (gather.cu); the sort only moves it
+// along.
 template <class Key>
 struct alignas(2 * sizeof(Key)) Entry {
     Key key, position;
 };
 
+// How many values a digit has.
 __device__ __forceinline__ u32 radix(const Pass& pass) { return 1u << pass.bits; }
 // The digit of a key that a pass sorts by.
 template <class Key>
@@ -75,7 +81,8 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&per_warp)[WARPS]) {
 }
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
-// digits, and after those of earlier blocks with the same one. TOGETHER loads are in flight.
+// digits, and after those of earlier blocks with the same one; counts[block][digit] as from
+// count_digits. TOGETHER loads are in flight. per_warp: scratch of sum_before.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&per_warp)[SORT_WARPS]) {
@@ -99,7 +106,8 @@ __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts,
     return sum_before(total, per_warp) + earlier;
 }
 
-// The lanes of the warp whose entries are valid and have this lane's digit.
+// The lanes, as bits, whose entries are valid and have this lane's digit of `bits` bits: for each
+// bit, those whose bit is as this lane's stay.
 __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     u32 peers = __ballot_sync(ALL_LANES, valid);
     for (i32 bit = 0; bit < bits; ++bit) {
@@ -118,8 +126,8 @@ struct TileItems {
     u32 rank[ITEMS];  // earlier entries of the warp with the same digit
     i32 valid;        // entry[0 .. valid) exist
 
-    // Loads the thread's ITEMS entries of the tile that begins at `tile`: each warp has WARP *
-    // ITEMS neighbours.
+    // Loads the thread's ITEMS entries of the tile that begins at entry `tile`, those before `end`.
+    // A warp has WARP * ITEMS neighbours.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
@@ -130,7 +138,9 @@ struct TileItems {
             valid += exists;
         }
     }
-    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d.
+    // Sets `rank`, and seen[d] to the number of the warp's entries with digit d of `pass`: 32
+    // entries at a time, in which the first lane of those with one digit (before == 0) adds their
+    // number.
     __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
         for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
@@ -182,7 +192,8 @@ struct SortedTile {
         }
         destination += count;
     }
-    // Moves the thread's entries to their sorted places in `entries`.
+    // Moves the thread's entries to their sorted places in `entries`: first of the digit + those of
+    // earlier warps + rank.
     __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
@@ -191,7 +202,7 @@ struct SortedTile {
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
     }
-    // Writes the first n sorted entries of the tile to the result.
+    // Writes the first n sorted entries of the tile to their places in the result `to`.
     __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
 #pragma unroll
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
@@ -202,7 +213,9 @@ struct SortedTile {
     }
 };
 
-// Moves every entry of the block's span to its place by the digit of `pass`, stably.
+// Moves every entry of the block's span to its place in `to` by the digit of `pass`, stably: a tile
+// at a time. Barriers: all warps have counted; all digits have places; the tile is sorted in
+// `sorted`.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
@@ -230,8 +243,9 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
 
 // ---- where the entries of each key start --------------------------------------------------------
 
-// How many sorted keys are less than `key`; known to be from `start` to `end`. Each step compares
-// three keys at quarters of what is left.
+// Returns how many of the sorted keys are less than `key`, which is known to be from `start` to
+// `end`. Each step compares three keys, `step` entries apart, and moves `start` behind those that
+// are less.
 template <class Key>
 __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted, i64 start,
                                            i64 end, i64 key) {
@@ -249,17 +263,18 @@ __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted
     return start;
 }
 
-// starts[key], for keys from 0 to n_keys: how many of the n sorted entries have a smaller key.
+// starts[key] = how many of the n sorted entries have a smaller key, for one key; nothing for a key
+// above n_keys.
 template <class Key>
 __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted,
                                            Key* __restrict__ starts, i64 n, i64 n_keys, i64 key) {
     if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 
-// find_start for a block's STARTS_ROWS keys. Only the first and the last are searched among all n
-// entries (bounds, in shared memory). Then the entries between are scanned: if the keys of entries
-// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there
-// are too many entries to scan, every key is searched.
+// find_start for a block's STARTS_ROWS keys, of those from 0 to n_keys. Only the first and the last
+// are searched among all n `sorted` entries (bounds, in shared memory). Then the entries between
+// are scanned: if the keys of entries i - 1 and i differ, starts[key] = i for all keys after that
+// of i - 1 up to that of i. If there are too many entries to scan, every key is searched.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

@@ -13,7 +13,11 @@
 // keys, those after ([12 13]) in places of their own. Which items are added in which order depends
 // on the sorted keys alone: the same bits in each run.
 //
-// T is the type of the slices, Key that of row numbers and slice numbers.
+// T is the type of the slices, Key that of row numbers and slice numbers. dy: the slices, [batch]
+// [n_slices][width]; entries: {key = row of the result, position = slice}, sorted by key, the same
+// for all batches; sizes: n_slices, n_rows, width; items: how a grid's blocks are divided among
+// batches, nodes or rows, and columns (BatchItem); level: entries of a node, and where the sums of
+// this level and of the one below begin.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
@@ -40,8 +44,9 @@ struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
-    // Grid x has the blocks of `fold` batches of n items, column_blocks blocks for each blockDim.y
-    // items; grid z counts the folds. Blocks before first_block are not counted.
+    // The task of thread (blockIdx, threadIdx.y). Grid x has the blocks of `fold` batches of n
+    // items, column_blocks blocks for each blockDim.y items; grid z counts the folds. Blocks before
+    // first_block are not counted.
     __device__ explicit BatchItem(Items items, u32 first_block = 0) {
         const u32 n_blocks = static_cast<u32>(items.column_blocks);
         const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;
@@ -70,9 +75,10 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
-// Edges of a node of level 1 with several keys: of_first = sum of its first key's entries,
-// if the node before begins with this key, too; of_last = sum of its last key's, if the
-// node after ends with it.
+// Edges of a node of level 1 with several keys (first_key to last_key), the sorted entries from
+// number `first` on: *of_first = sum of the slices of its first key, if the node before begins with
+// this key, too (it then has one key); *of_last = sum of those of its last key, if the node after
+// ends with it. N columns each.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
                                           Key last_key, Key first, const Sizes& sizes,
@@ -91,8 +97,10 @@ __device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices,
     }
 }
 
-// sums[level.begin + node] = sum of the node's slices (level 1) or child nodes, if it has one key
-// that is a row; edges of level 1 too. A thread has N columns of one node.
+// sums[level.begin + node] = sum of the node's slices (level 1, level.unit == FANOUT) or child
+// nodes, if it has one key that is a row; on level 1 a node with several keys gets its edges. A
+// thread has N columns of one node; blocks before first_block have other work. sums:
+// [batch][level.total][width]; dy: [batch][slice][width].
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
@@ -110,6 +118,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const Key key = entries[node.item * level.unit].key;
     const Key last = entries[(node.item + 1) * level.unit - 1].key;
     vec::all_are_asked_for();
+    // Several keys: only level 1 has edges. One key: it may be that of indices out of range.
     if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
     Sum<Acc<T>, N> sum;
@@ -138,7 +147,8 @@ struct Parent {
     u32 node, ticket, children;  // children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
-    // Starts to load the keys of the parent's first and last entry.
+    // Finds the node above those of this block, and starts to load the keys of its first and last
+    // entry.
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
                                       const Level& level, const Parents& parents, u32 first_block) {
         const u32 block = blockIdx.x - first_block;
@@ -156,8 +166,8 @@ struct Parent {
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;
     }
-    // sums[parent] = sum of the sums of its FANOUT children, by the block that completes the last
-    // of them.
+    // sums[parent] = sum of the sums of its FANOUT children, if it has_sum, by the block that
+    // completes the last of them. tickets: one counter for each parent and block of columns.
     template <int N, class A>
     __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
                                         const Level& level, const Parents& parents,
@@ -177,8 +187,8 @@ struct Parent {
 
 // Blocks 0 to start_blocks - 1 find `starts`, the others sum nodes: see gather__sum_nodes. parents:
 // the nodes of the next level; such a node is summed by the block that finishes its last child.
-// tickets: a counter for each parent and column block, 0 before and after. `parent` is made first, so
-// that its loads begin early. Starts are the same for all batches: blocks of z > 0 repeat none.
+// tickets: a counter for each parent and column block, 0 before and after. `parent` is made first,
+// so that its loads begin early. Starts are the same for all batches: blocks of z > 0 repeat none.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
@@ -200,9 +210,10 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// sum += the entries [low, high) of n: first the edges of level 1, then on each level
-// the nodes that no node of the next level covers. `edges` has the sums of entries after
-// a segment's last node.
+// sum += the slices of the sorted entries [low, high) of n, a segment: first the edges of level 1,
+// then on each level the nodes that no node of the next level covers. nodes: sums of level 1, the
+// other `levels` follow; edges: at(t) is the sum of entries in node t after a segment's last node.
+// Short segments are added slice by slice.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
@@ -220,6 +231,7 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
     if (down == n && high > down * FANOUT)
         sum.template add_all<DEPTH>(slices,
                                     Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+    // Of this level's nodes [low, high), the next level covers the children of its [up, down).
     for (i32 level = 1;; ++level) {
         low = up;
         high = down;
@@ -252,8 +264,8 @@ struct Rows {
         }
     }
 
-    // Sums all rows from their n entries, `low` and on; DEPTH slices are loaded together, whatever
-    // their rows.
+    // Sums all rows from their n sorted entries, the first of which is number `low`; DEPTH slices
+    // are loaded together, even if they are of different rows.
     __device__ __forceinline__ void add_few(const SortedSlices<T, Key, N>& slices, Key low, Key n) {
 #pragma unroll 1
         for (Key first = 0; first < n; first += DEPTH) {
@@ -279,8 +291,9 @@ struct Rows {
         finish(end);
     }
 
-    // Sums all rows one by one, by way of nodes. leaves_long: rows of LONG_ROW entries or more are
-    // items of their own and are skipped.
+    // Sums all rows one by one, by way of nodes (add_segment); a row's entries are [starts[row],
+    // starts[row + 1]) of n_slices. leaves_long: rows of LONG_ROW entries or more are items of
+    // their own and are skipped.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
                                              const NodeSums<Acc<T>, Key>& nodes,
                                              const NodeSums<Acc<T>, Key>& edges, const Key* starts,
@@ -298,9 +311,10 @@ struct Rows {
     }
 };
 
-// The row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is `at`; n_rows
-// if there is none. Such a row has entry at - LONG_ROW / 2 or at + LONG_ROW / 2 - 1, too: if
-// neither has the key, which is usual, its bounds are not loaded.
+// Returns the row of LONG_ROW entries or more whose first entry at a multiple of LONG_ROW is number
+// `at` of n_slices; n_rows if there is none. Such a row has entry at - LONG_ROW / 2 or at +
+// LONG_ROW / 2 - 1, too: if neither has the key, which is usual, its bounds, starts[row] and
+// starts[row + 1], are not loaded.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {
@@ -313,10 +327,11 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
     return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
-// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread
-// sums `count` rows. The first n_long items of the grid, one for every LONG_ROW entries,
-// sum long rows instead: these take longest and often are neighbours, which one thread
-// would sum one after the other.
+// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread sums N
+// columns of `count` rows. The first n_long items of the grid, one for every LONG_ROW entries, sum
+// long rows instead: these take longest and often are neighbours, which one thread would sum one
+// after the other. sums: [batch][n_nodes][width], of all levels' nodes, then of the edges, one for
+// each node of level 1.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,

@@ -27,7 +27,8 @@ struct SortedSlices {
     const Entry<Key>* entries;
     i64 width;
 
-    // at(i): address of slice i in sorted order, = slice_of(place(i)).
+    // at(i): address of slice i in sorted order, = slice_of(place(i)). place(i): number of that
+    // slice in dY, or i itself if dy is null.
     __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
     // The slice of dY of entry `place`, or, for single elements, the bits that the entry has.
     __device__ const T* slice_of(Key place) const {
@@ -37,7 +38,8 @@ struct SortedSlices {
     __device__ const T* at(Key i) const { return slice_of(place(i)); }
 };
 
-// Sums of the nodes of one level and one batch, with the functions of SortedSlices.
+// Sums of the nodes of one level and one batch, `width` elements apart, with the functions of
+// SortedSlices; `sums` points to the thread's columns.
 template <class A, class Key>
 struct NodeSums {
     using Element = A;
@@ -63,6 +65,7 @@ template <class A, int N>
 struct Sum {
     Vec<A, N> value{};
 
+    // from[0 .. N).
     template <class E>
     static __device__ __forceinline__ Vec<E, N> load(const E* from) {
         return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
@@ -75,8 +78,8 @@ struct Sum {
         for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
     }
 
-    // Adds the items of `ends` in order, MANY loads in flight; the places of the next MANY are
-    // loaded with them.
+    // Adds the slices or nodes that `ends` lists, in order, MANY loads in flight; the places of the
+    // next MANY are loaded with them. items: SortedSlices or NodeSums.
     template <int MANY, class Items, class Key>
     __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
         using E = typename Items::Element;
@@ -102,8 +105,9 @@ struct Sum {
         }
     }
 
-    // Adds the FANOUT slices of a node of level 1 in order; `position` has those of the first ones.
-    // The positions of the next slices are loaded with these.
+    // Adds the FANOUT slices of a node of level 1, sorted entries `first` and on, in order;
+    // position[d] is that of entry first + d. The positions of the next slices are loaded with
+    // these.
     template <class T, class Key>
     __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
                                                  Key (&position)[NODE_DEPTH<Key>]) {
@@ -161,6 +165,7 @@ struct Sum {
         }
     }
 
+    // to[i] = value[i] rounded to E, i < N.
     template <class E>
     __device__ __forceinline__ void store(E* to) const {
         vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to), vec::from_acc<E>(value.at));

@@ -39,6 +39,7 @@ struct TupleRow {
     const INDEX* indices;
     const Tuples& tuples;
 
+    // The row of dX that index tuple k names; NOWHERE if one of its indices is out of range.
     __device__ i64 operator()(i64 k) const {
         i64 row = divided<Key>(k, tuples.per_batch);
         for (i32 j = 0; j < tuples.count; ++j) {
@@ -57,6 +58,7 @@ struct Element {
     const INDEX* indices;
     const Lines& lines;
 
+    // The offset in dX of the element that indices[k] names; NOWHERE if it is out of range.
     __device__ i64 operator()(i64 k) const {
         const i64 row = divided<Key>(k, lines.columns);
         return at(row, k - row * lines.columns, indices[k]);

@@ -34,13 +34,14 @@ __device__ __forceinline__ u32 upper_bytes(u32 low, u32 high) {
     return __byte_perm(low, high, 0x7531);
 }
 
-// Each half of the word rounded to nearest even at its upper byte: E5M2 is the
-// upper byte of a half.
+// Two halves without signs, each rounded to nearest even at its upper byte, which then is its E5M2
+// code: 127 + the lowest kept bit is added to the dropped byte.
 __device__ __forceinline__ u32 round_halves(u32 magnitudes) {
     return magnitudes + 0x007F007Fu + (magnitudes >> 8 & 0x00010001u);
 }
 
-// Byte j = half j of the two words in E5M2, j < 4, with its sign from bit 7 of byte j of `signs`.
+// Byte j = half j of the words {low, high} in E5M2, j < 4, with its sign from bit 7 of byte j of
+// `signs`. Byte j of `nan` is 1 for a NaN: its magnitude + 0x3FF has the sign bit set.
 __device__ __forceinline__ u32 halves_to_e5m2(u32 low, u32 high, u32 signs) {
     low &= 0x7FFF7FFFu;
     high &= 0x7FFF7FFFu;
@@ -59,14 +60,14 @@ __device__ __forceinline__ u32 four_to_e5m2(const E* x) {
     return codes;
 }
 
-// E5M2 codes of four float16, one a byte.
+// Byte j = x[j] in E5M2, j < 4.
 __device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
     return halves_to_e5m2(words[0], words[1], upper_bytes(words[0], words[1]));
 }
 
-// By way of half: exact from 2^-17 on, below which E5M2 is 0. Signs are taken from x, because the
-// conversion loses that of a NaN.
+// Byte j = x[j] in E5M2, j < 4, by way of half: exact from 2^-17 on, below which E5M2 is 0. Signs
+// are taken from x, because the conversion loses that of a NaN.
 __device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
     const __half2 low = __floats2half2_rn(to_acc(x[0]), to_acc(x[1]));
@@ -75,7 +76,7 @@ __device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
                           upper_bytes(words[0], words[1]));
 }
 
-// A code is the upper byte of the half with the same value.
+// The number of a code, as a half: the code is its upper byte.
 __device__ __forceinline__ __half from_e5m2(u8 code) {
     return __ushort_as_half(static_cast<u16>(code << 8));
 }

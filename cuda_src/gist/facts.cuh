@@ -6,12 +6,15 @@
 
 namespace cto::facts::gist {
 
-// Elements that share an MSFP15 exponent, and bits of a Pack1 byte
+// Elements of a box: they share an exponent in MSFP15, and a byte of bits in Pack1
 constexpr int BOX = 8;
+// Threads of a block
 constexpr int THREADS = 128;
-// Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
-// tiles: the fastest of a sweep on an H200.
+// Bytes of decoded elements that a thread loads or stores together, where each element has a code
+// of its own. 32 was the fastest of a sweep on an H200.
 constexpr int ELEMENT_NBYTES = 32;
+// Bytes of decoded elements that a thread loads or stores together, where a box of elements has one
+// code. 64 was the fastest.
 constexpr int TILE_NBYTES = 64;
 
 }  // namespace cto::facts::gist

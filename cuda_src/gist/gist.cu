@@ -26,6 +26,7 @@ constexpr int READ_BOXES = sizeof(T) == 1 ? 16 : 8;    // READ for Pack1 and MSF
 constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // threads that decode one box together
 constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;  // boxes that one store writes
 
+// map::Tiling of each kind of codec. CODES: bytes of an encoder's store. BOX_CODES: bytes of a box.
 using EncodeElements = Tiling<READ, READ, 1, ELEMENT_NBYTES, THREADS>;
 using DecodeElements = Tiling<WRITE, WRITE, 1, ELEMENT_NBYTES, THREADS>;
 template <int CODES>
@@ -72,7 +73,6 @@ struct FromHalf {
 // y[i] = F(x[i]) for each of N elements.
 template <class Y, class F>
 struct Each {
-    // y[i] = F(x[i]), i < N.
     template <class X, int N>
     __device__ Vec<Y, N> operator()(const Vec<X, N>& x, int) const {
         Vec<Y, N> y;
@@ -82,7 +82,8 @@ struct Each {
     }
 };
 
-// y[i] = F(x[i]), i < n_x: one element is one code. aligned: x and y begin at multiples of 16 bytes.
+// y[i] = F(x[i]), i < n_x: one element is one code. aligned: x and y begin at multiples of 16
+// bytes.
 template <class F, class Y>
 __device__ __forceinline__ void encode_elements(bool aligned, const T* x, Y* y, i64 n_x, i64 n_y) {
     map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, Each<Y, F>{});
@@ -98,7 +99,7 @@ __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, 
 
 // y[i] = x[i] in E5M2, four elements at a time.
 struct ToE5m2 {
-    // E5M2 codes of READ elements.
+    // Byte 4 k + j = x[4 k + j] in E5M2.
     __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
         Vec<u8, READ> y;
 #pragma unroll
@@ -122,9 +123,10 @@ struct Pack1 {
     }
 };
 
-// y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0.
+// y[i] = 1 where bit 7 - (share * WRITE + i % 8) of x[i / 8] is set, else 0. The SHARES threads
+// that read the same byte have different `share`s of WRITE bits.
 struct Unpack1 {
-    // y[i] = 1 or 0, bit by bit. Threads with the same bytes have different `share`s of WRITE bits.
+    // y[i] = bit share * WRITE + i % 8 of x[i / 8], counted from the highest, as 1 or 0.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
         Vec<T, WRITE> y;
@@ -139,12 +141,12 @@ struct Unpack1 {
 
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
-// codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7]; zeros of a box that is
-// not finite, which is noted.
+// codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7]; zeros for a box that is
+// not finite, and saw_nonfinite is set.
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;
-    // MSFP15 codes of the boxes in x.
+    // Returns the codes of the READ_BOXES / 8 boxes of x.
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
@@ -158,7 +160,8 @@ struct Msfp15Encode {
     }
 };
 
-// The codes of those of the thread's boxes that are not finite. x is read again, so that the others
+// Writes to y, of n_y bytes, the codes of those of the thread's boxes of x, of n_x elements, that
+// are not finite: of the vectors that map_vecs gave it. x is read again, so that the other boxes
 // are encoded without more registers.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_x, i64 n_y) {
@@ -179,7 +182,8 @@ __device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_
     }
 }
 
-// y = the MSFP15 boxes of x.
+// y = the MSFP15 boxes of x, n_y bytes. Without keep_nonfinite a box with an infinity or a NaN is
+// zeros.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i64 n_x, i64 n_y,
                                               bool keep_nonfinite) {
@@ -192,7 +196,7 @@ __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
 struct Msfp15Decode {
     bool keep_nonfinite;
-    // The elements of share `share` of each MSFP15 box in `codes`.
+    // Returns the elements of share `share` of each box in `codes`.
     template <int N>
     __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& codes, int share) const {
         Vec<T, WRITE> y;
@@ -267,8 +271,9 @@ __device__ __forceinline__ u32 rectify(Vec<T, WRITE>& x) {
     return bits;
 }
 
-// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] is positive or NaN;
-// i < n. y or bits may be null. A thread has UNROLL vectors of WRITE elements, THREADS vectors apart.
+// y[i] = max(x[i], 0), a NaN stays; bit 7 - i % 8 of bits[i / 8] is set where x[i] is positive or
+// NaN; i < n. y or bits may be null. A thread has UNROLL vectors of WRITE elements, THREADS vectors
+// apart.
 __device__ __forceinline__ void rectify_elements(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     constexpr int UNROLL = TILE_NBYTES / 16;
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
@@ -368,8 +373,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
 }
-// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] is positive or NaN; y or bits
-// may be null.
+// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] is positive or NaN; y or
+// bits may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     rectify_elements(x, y, bits, n, aligned);

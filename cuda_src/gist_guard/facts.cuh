@@ -7,22 +7,27 @@
 namespace cto::facts::gist_guard {
 
 constexpr int BOX = 8;
+// Elements of a tile: a box of MSFP15
 constexpr int TILE = 8;
+// Threads of a block
 constexpr int THREADS = 256;
-// Of elements that an encoding thread has in flight, at least a tile
+// Bytes of elements, whole tiles, that a thread loads together
 constexpr int NBYTES = 64;
-// Threads of a multiprocessor, by the bytes of an accumulator
+// Threads on a multiprocessor, by the bytes of an accumulator
 template <int NBYTES>
 constexpr int RESIDENT = 0;
 template <>
 constexpr int RESIDENT<4> = 768;
 template <>
 constexpr int RESIDENT<8> = 512;
-// Doubles in a block's sums
+// Doubles of a block's struct Totals
 constexpr int TOTALS = 5;
-// One that counts as finite is below it
+// Ratios of a group's error to its deviation from here on count as infinite
 constexpr double MOST_RATIO = 4294967296.0;
+// A piece's hash is the upper half of the 32 bits of its number times HASH, a prime near 2^32
+// divided by the golden ratio.
 constexpr unsigned int HASH = 2654435761;
+// Bits of a hash
 constexpr int HALF = 16;
 
 }  // namespace cto::facts::gist_guard

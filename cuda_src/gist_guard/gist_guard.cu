@@ -23,7 +23,8 @@ constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // on a multiprocess
 constexpr int UNROLL = NBYTES / (TILE * sizeof(T));         // tiles that a thread loads together
 constexpr i64 SPAN = THREADS * UNROLL;                      // tiles that a block encodes together
 
-// y[8 tile .. 8 tile + 7] = codes; nothing if y is null.
+// y[8 tile .. 8 tile + 7] = codes; nothing if y is null. aligned: y starts at a multiple of 16
+// bytes.
 __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
     if (y == nullptr) return;
     if (aligned)
@@ -33,7 +34,9 @@ __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2
                                       *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
 }
 
-// Stores the codes of a tile and returns its shared exponent E.
+// Stores the codes of tile number `tile`, the eight elements `loaded`, in y (unless null) and
+// returns its shared exponent E. keep_nonfinite: a tile with an infinity or a NaN is encoded by
+// encode_copy.
 __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
                                            bool keep_nonfinite) {
     u32 exponent;
@@ -45,18 +48,19 @@ __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 til
     return exponent;
 }
 
-// loaded[u] = tile span + threadIdx.x + u * THREADS.
+// loaded[u] = tile number span + threadIdx.x + u * THREADS; span: number of the span's first tile.
 __device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded)[UNROLL]) {
     const Tile<T>* const from = reinterpret_cast<const Tile<T>*>(x) + span + threadIdx.x;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) loaded[u] = from[u * THREADS];
 }
 
-// Encodes every gridDim.x-th span of x to y, UNROLL tiles a thread; returns the thread's largest
-// shared exponent. The next span is loaded before this one is encoded.
+// Encodes every gridDim.x-th span (SPAN tiles) of array.x to y, UNROLL tiles a thread; returns the
+// thread's largest shared exponent. keep_nonfinite: as in encode_tile. The next span is loaded
+// before this one is encoded; the last spans, or all if x is not aligned, are loaded tile by tile.
 __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
     const i64 step = gridDim.x * SPAN;
-    const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;
+    const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;  // the last start of a whole span
     const i64 tiles = (array.n + TILE - 1) / TILE;
     i64 span = blockIdx.x * SPAN;
     u32 largest = 0;
@@ -87,11 +91,13 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 
 using namespace cto;
 
-// y = MSFP15 boxes of x with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign; guard[0..3]
-// = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y or
-// guard may be null. groups to lanes: members of Sample. grouped: x has groups; else
-// Sample's groups are only a way to cut it up, and group_deviation and worst stay 0. totals:
-// scratch of a Totals for each block. aligned: x and y start at a multiple of 16 bytes.
+// y = MSFP15 boxes of x, of n elements, with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign;
+// guard[0..3] = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y
+// or guard may be null. groups to lanes: members of Sample, which say what is measured. grouped: x
+// has groups; else Sample's groups are only a way to cut it up, and group_deviation and worst stay
+// 0. totals: scratch of a Totals for each block; ticket: counter of finished blocks. aligned: x and
+// y start at a multiple of 16 bytes. Warps with an odd number encode in turn 0 and measure in turn
+// 1, others the other way round.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,
@@ -102,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const u32 warp = threadIdx.x / WARP, turn_of_groups = warp % 2;
     const Array<T> array{x, n, aligned};
     const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
+    // The warp's number among all: those that measure first have the first groups.
     const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
     Totals& per_warp = shared.per_warp[warp];
     u32 exponent = 0;

@@ -31,7 +31,10 @@ struct Share {
     i64 tile;
     int begin, end, there;
 
-    // Tile number `tile` of measured piece k of the group.
+    // Tile number `tile` of measured piece k of the group, in x[0 .. n). Of the group's pieces k *
+    // stride to (k + 1) * stride - 1 it is the one that a 16-bit hash of group and k chooses; piece
+    // p is in run p / per_run, of whose tiles it has those from p % per_run * tiles on. end <=
+    // begin if the tile has no element of the run.
     __device__ __forceinline__ Share(const Sample& sample, i64 group, u32 k, u32 tile, i64 n) {
         const u32 hash = (static_cast<u32>(group) * sample.pieces + k) * HASH >> HALF;
         i64 run = static_cast<i64>(k) * sample.stride +
@@ -52,7 +55,8 @@ struct Share {
     }
 };
 
-// Sums over measured elements of a group, d = x - first element of the group: error, d, and d^2.
+// Sums over n measured elements of a group, d = x - first element of the group: of (decoded x -
+// x)^2, d, and d^2.
 struct GroupSums {
     double off = 0, distance = 0, squares = 0;
     int n = 0;
@@ -80,7 +84,8 @@ struct GroupSums {
     }
 };
 
-// The lane's part of a group: the tiles of every (lanes / tiles)-th measured piece.
+// Returns the sums over the lane's part of group number `group` of `array`: one tile of every
+// (lanes / tiles)-th measured piece of `sample`. Adds to totals.tile_deviation.
 template <class T>
 __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const Sample& sample,
                                                    i64 group, Totals& totals) {
@@ -102,8 +107,9 @@ __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const 
     return sums;
 }
 
-// Adds groups to `totals`: a warp measures WARP / lanes neighbouring groups at a time. Without
-// `grouped` only the error and tile_deviation are summed.
+// Adds groups of `array` to the thread's `totals`, by `sample`: warp number `warp` of n_warps
+// measures WARP / lanes neighbouring groups at a time. Without `grouped` only the error and
+// tile_deviation are summed.
 template <class T>
 __device__ __forceinline__ void measure_groups(const Array<T>& array, const Sample& sample,
                                                bool grouped, i64 warp, i64 n_warps,

@@ -12,6 +12,7 @@ using zeroed::Zeroed;
 
 __device__ __forceinline__ double infinity() { return double_of(0x7FF0000000000000ull); }
 __device__ __forceinline__ double larger(double x, double y) { return x > y ? x : y; }
+// x of lane (own lane ^ step).
 __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
@@ -64,8 +65,7 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// totals = those of the first n lanes of a warp added up, in each of the n
-// lanes; n is a power of two.
+// Adds up the totals of the first n lanes of a warp, a power of two; each of them gets the sum.
 __device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
     for (u32 step = n / 2; step > 0; step /= 2)
@@ -82,7 +82,7 @@ struct Shared {
     bool last;
 };
 
-// Thread 0 returns shared.per_warp[0] + ... + shared.per_warp[WARPS - 1]. Has a barrier.
+// Returns in thread 0 shared.per_warp[0] + ... + shared.per_warp[WARPS - 1]. Begins with a barrier.
 template <int THREADS>
 __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     Totals sum{};
@@ -93,8 +93,9 @@ __device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
     return sum;
 }
 
-// per_block[blockIdx.x] = the block's totals, from shared.per_warp; the block that finishes last
-// adds those of all blocks and stores the guard.
+// Totals number blockIdx.x of per_block = the block's, from shared.per_warp; the block that
+// finishes last adds those of all blocks and stores guard[0..3]. ticket: counter of finished
+// blocks.
 template <int THREADS>
 __device__ __forceinline__ void finish(double* per_block, Zeroed<u32>* ticket, float* guard,
                                        Shared<THREADS>& shared) {

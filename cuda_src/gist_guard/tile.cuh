@@ -42,8 +42,7 @@ __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     return largest >> 23;
 }
-// The same of doubles: E = biased exponent - 896 (1023 - 127), at least 0; 255
-// beyond float's range.
+// E of a tile of doubles: biased exponent - 896 (1023 - 127), at least 0; 255 beyond float's range.
 __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     u32 largest = 0;
 #pragma unroll
@@ -76,8 +75,8 @@ __device__ __forceinline__ float least_of(double x) {
     return bits_of(x) << 1 != 0 ? HALF_STEP : 0.0f;
 }
 
-// |x| - |decoded x|, in quanta: M = |x| / STEP rounded half up, from 1 (but 0 of 0) to
-// 63. least = least_of(x).
+// |x| - |decoded x|, in quanta, of x = `quanta`: M = |x| / STEP rounded half up, from 1 (but 0 of
+// 0) to 63. least = least_of(x).
 template <class A>
 __device__ __forceinline__ float off_of(A quanta, float least) {
     const float size = fabsf(format::msfp15::truncated(quanta));
@@ -103,8 +102,11 @@ struct Measured {
     double squares;    // (x - the group's origin)^2
 };
 
-// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. Deviations
-// are summed as distances from element `begin`, which lose no digits if the mean is large.
+// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. origin: of
+// the group, see Measured. Deviations are summed as distances from element `begin`, which lose no
+// digits if the mean is large: sum of (d - m)^2 = squares - m (2 sum - n m) for any m, here
+// `within` of the mean of [begin, end), `from_tile` of the tile's. Then quanta are turned into the
+// units of x.
 template <bool WHOLE, class T>
 __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin, int begin, int end,
                                              int there) {

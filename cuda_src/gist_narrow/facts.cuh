@@ -6,23 +6,26 @@
 
 namespace cto::facts::gist_narrow {
 
-// A multiple of 3, for FP10, and of those that encode a tile of 1,024 elements
+// Threads of a block: a multiple of 3, as three threads together decode words of FP10, and of the
+// threads that encode a tile.
 constexpr int THREADS = 384;
-// Of decoded elements a thread has in flight
+// Bytes of decoded elements that a thread loads or stores together
 constexpr int NBYTES = 64;
-// The same in the encoder of FP10
+// Bytes of elements that a thread of the encoder of FP10 loads together
 constexpr int FP10_NBYTES = 96;
-// Indices
+// Indices in a byte, 4 bits each
 constexpr int IN_BYTE = 2;
-// Elements that share a scale
+// Elements of scaled FP8 that share a scale
 constexpr int BLOCK = 128;
-// Elements of eight blocks, whose scales stand together
+// Elements of a tile, which is encoded as its scales, then its codes of a byte each
 constexpr int TILE = 1024;
+// Bytes of a tile's scales in scaled FP8, 2 each
 constexpr int SCALES_NBYTES = 16;
-// Integers that share a scale
+// Elements of scaled INT8 that share a scale
 constexpr int INT8_BLOCK = 32;
+// Bytes of a tile's scales in scaled INT8, 2 each
 constexpr int INT8_SCALES_NBYTES = 64;
-// Float32 has its inverse
+// Smallest scale of scaled INT8: its inverse is finite in float32
 constexpr double INT8_LEAST_SCALE = 1e-30;
 
 }  // namespace cto::facts::gist_narrow

@@ -40,7 +40,6 @@ using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
 
 // y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2].
 struct ToFp10 {
-    // FP10 codes of FP10_READ elements, three in a word.
     __device__ Vec<u32, FP10_WORDS> operator()(const Vec<T, FP10_READ>& x, int) const {
         Vec<u32, FP10_WORDS> y;
         fp10::encode<FP10_WORDS>(x.at, y.at);
@@ -50,7 +49,6 @@ struct ToFp10 {
 // y = elements share * WRITE to (share + 1) * WRITE - 1 of those that the
 // words x encode, share < 3.
 struct FromFp10 {
-    // The elements of share `share` of the FP10 codes in x.
     __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
         Vec<T, WRITE> y;
         fp10::decode_share<WRITE, FP10_WORDS>(x.at, share, y.at);
@@ -68,7 +66,8 @@ using DecodeIndices = Tiling<WRITTEN_INDICES / IN_BYTE, WRITTEN_INDICES, 1, NBYT
 
 // y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4.
 struct ToIndices {
-    // Two indices in a byte, the first in its lower half; of an index the lowest 4 bits.
+    // y[k] = two indices, the lowest 4 bits of x[2 k] in the lower half and those of x[2 k + 1] in
+    // the upper one.
     __device__ Vec<u8, READ_INDICES / IN_BYTE> operator()(const Vec<Index, READ_INDICES>& x,
                                                           int) const {
         Vec<u8, READ_INDICES / IN_BYTE> y;
@@ -79,7 +78,8 @@ struct ToIndices {
     }
 };
 
-// Bytes y[2 k] = x[k] & 15 and y[2 k + 1] = x[k] >> 4, four bytes of x at a time.
+// With x and y as bytes, y[2 k] = x[k] & 15 and y[2 k + 1] = x[k] >> 4: a word of x at a time,
+// whose lower and upper halves of bytes are put in turn (0x5140: bytes 0 and 1 of each).
 __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 #pragma unroll
     for (int i = 0; i < WRITTEN_INDICES / 8; ++i) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 
 // y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
 struct FromIndices {
-    // The two indices of each byte, the lower half first.
+    // y[2 k] = the lower half of x[k], y[2 k + 1] the upper one.
     __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / IN_BYTE>& x,
                                                       int) const {
         Vec<Index, WRITTEN_INDICES> y;
@@ -117,8 +117,9 @@ static_assert(THREADS % TILE_THREADS == 0, "no tile is that of two blocks of thr
 
 using Elements = Vec<T, READ>;
 
-// Position of a thread's first element: its tile and its number in the tile. in_array is an index
-// of an element; of_code and of_scale are offsets in the encoded bytes.
+// Position of a vector's first element: its tile and its number in the tile. in_array is its index
+// in the decoded array; of_code and of_scale are offsets of its code and scale in the encoded
+// bytes, where a tile is its scales, then its codes. BLOCK: elements that share a scale.
 template <int BLOCK>
 struct Place {
     static constexpr int SCALES = 2 * TILE / BLOCK;  // bytes of a tile's scales
@@ -143,7 +144,7 @@ __device__ __forceinline__ Place<BLOCK> decoded_place(int u) {
     return {first * WRITE / TILE, static_cast<int>(first * WRITE % TILE)};
 }
 
-// max(largest) over the BLOCK / READ neighbouring threads of a block of elements.
+// The largest `largest` of the BLOCK / READ neighbouring threads of a block of elements, in each.
 template <int BLOCK, class M>
 __device__ __forceinline__ M largest_of_block(M largest) {
 #pragma unroll
@@ -158,8 +159,9 @@ struct Encoded {
     int scale;
 };
 
-// code = x / 2^scale in the 8-bit float F. scale is the smallest integer at which the block's
-// largest finite element does not round beyond F's largest number.
+// code = x / 2^scale in the 8-bit float F, E4m3 or E5m2. scale is the smallest integer at which the
+// block's largest finite element does not round beyond F's largest number. A block with infinities
+// has a marked scale in E4M3: see scaled_fp8.cuh.
 template <class F>
 struct ScaledFp8 {
     static constexpr int BLOCK = facts::gist_narrow::BLOCK;
@@ -181,7 +183,8 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // All threads of a warp call it: the threads of a block of elements find its scale together.
+    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
+    // call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = 0;
 #pragma unroll
@@ -199,8 +202,8 @@ struct ScaledFp8 {
         return encoded;
     }
 
-    // The same where a block of the warp has an infinity or a NaN. It is called, and indexes x in
-    // loops, so that it costs the others no registers.
+    // `encode` where a block of the warp has an infinity or a NaN. It is not inlined, and indexes x
+    // in loops, so that it costs the others no registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x) {
         const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
         Magnitude largest = 0;
@@ -254,7 +257,8 @@ template <bool KEEP_SIGN>
 struct ScaledInt8 {
     static constexpr int BLOCK = INT8_BLOCK;
 
-    // All threads of a warp call it: the threads of a block of elements find its scale together.
+    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
+    // call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         float narrow[READ];
         u32 largest = 0;
@@ -278,8 +282,9 @@ struct ScaledInt8 {
         return encoded;
     }
 
-    // The same where a block of the warp has an infinity or a NaN; largest: of the thread's block.
-    // It is called, and indexes x in loops, so that it costs the others no registers.
+    // `encode` where a block of the warp has an infinity or a NaN; largest: of the thread's block,
+    // bits of a float. It is not inlined, and indexes x in loops, so that it costs the others no
+    // registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x, u32 largest) {
         const bool is_finite = largest < scaled_int8::INFINITY_BITS;
         u32 of_finite = 0;
@@ -318,6 +323,8 @@ struct ScaledInt8 {
         return is_lost ? (nan::sign_of(x) ? -1 : 1) : code;
     }
 
+    // y[i] = codes[i] * scale, a bfloat16's bits, sign-extended: it is negative for a block that is
+    // not finite.
     static __device__ __forceinline__ Vec<T, WRITE> decode(const Vec<u8, WRITE>& codes, int scale) {
         Vec<T, WRITE> y;
         if (scale < 0) {
@@ -332,8 +339,9 @@ struct ScaledInt8 {
     }
 };
 
-// y = the tiles of x encoded by C. A thread encodes ENCODED vectors; the first thread of a block of
-// elements stores its scale. Full tiles of aligned arrays are loaded before any is stored.
+// y = the tiles of x encoded by C, a ScaledFp8 or ScaledInt8; n_x elements, n_y bytes. A thread
+// encodes ENCODED vectors; the first thread of a block of elements stores its scale. Full tiles of
+// aligned arrays are loaded before any is stored.
 template <class C>
 __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
@@ -367,7 +375,8 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 }
 
-// y = the elements that C has encoded in x. A thread decodes DECODED vectors, THREADS apart.
+// y = the n_y elements that C has encoded in x, n_x bytes. A thread decodes DECODED vectors,
+// THREADS vectors apart.
 template <class C>
 __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {

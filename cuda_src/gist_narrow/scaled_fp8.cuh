@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // 8-bit floats of x / 2^s: the scale s of a block, its codes, and their decoding.
 //
-// E5M2 has infinity and NaN. E4M3 has one NaN, 0x7F, and no infinity: in a block with infinities its
-// largest code, 0x7E, is one, which bit 14 of the scale says by being unlike bit 15; that scale is
-// larger by one, so that no finite element has this code. Scales are of finite elements only.
+// E5M2 has infinity and NaN. E4M3 has one NaN, 0x7F, and no infinity: in a block with infinities
+// its largest code, 0x7E, is one, which bit 14 of the scale says by being unlike bit 15; that scale
+// is larger by one, so that no finite element has this code. Scales are of finite elements only.
 #pragma once
 #include "core/vec.cuh"
 #include "format/nan.cuh"
@@ -11,9 +11,11 @@
 
 namespace cto::format::scaled_fp8 {
 
-// A float with the largest exponent rounds beyond the largest code if its fraction is at least
-// FIRST_BEYOND + TIE_STAYS: E4M3's largest number is even, so that a tie rounds down to it.
-// (code & 0x7F) << AS_HALF are the bits of the half |code| / 2^UNSCALED.
+// The two formats. A float with LARGEST_EXPONENT (of 2) rounds beyond the largest code if its
+// fraction is at least FIRST_BEYOND + TIE_STAYS: E4M3's largest number is even, so that a tie
+// rounds down to it. Codes without the sign are NaN from FIRST_NAN on. (code & 0x7F) << AS_HALF are
+// the bits of the half |number of code| / 2^UNSCALED. MARKS_INFINITY: infinity has a code only in
+// blocks whose scale is marked.
 struct E4m3 {
     static constexpr int BIAS = 7, FRACTION = 3, LARGEST_EXPONENT = 8;
     static constexpr u32 FIRST_BEYOND = 0x680000, TIE_STAYS = 1;
@@ -29,13 +31,15 @@ struct E5m2 {
     static constexpr bool MARKS_INFINITY = false;
 };
 
+// The bits of |x|, and of infinity in the type of the argument.
 __device__ __forceinline__ u32 magnitude_of(float x) { return bits_of(x) & 0x7FFFFFFFu; }
 __device__ __forceinline__ u64 magnitude_of(double x) { return bits_of(x) & 0x7FFFFFFFFFFFFFFFull; }
 __device__ __forceinline__ u32 infinity_like(float) { return 0x7F800000u; }
 __device__ __forceinline__ u64 infinity_like(double) { return 0x7FF0000000000000ull; }
 
 // The smallest s at which magnitude / 2^s does not round beyond the largest code; 0 for zero.
-// `magnitude` has the bits of a float or of a double.
+// `magnitude` has the bits of a float; a subnormal one is shifted until bit 23 is set, and its
+// exponent lowered as much.
 template <class F>
 __device__ __forceinline__ int scale_of(u32 magnitude) {
     if (magnitude == 0) return 0;
@@ -44,8 +48,7 @@ __device__ __forceinline__ int scale_of(u32 magnitude) {
     const u32 fraction = magnitude << shift & 0x7FFFFFu;
     return exponent - F::LARGEST_EXPONENT + (fraction >= F::FIRST_BEYOND + F::TIE_STAYS);
 }
-// The exponent s of a block whose largest magnitude has these bits of a double: the least s for
-// which magnitude / 2^s rounds to a finite code.
+// scale_of for `magnitude` of the bits of a double.
 template <class F>
 __device__ __forceinline__ int scale_of(u64 magnitude) {
     if (magnitude == 0) return 0;
@@ -58,7 +61,8 @@ __device__ __forceinline__ int scale_of(u64 magnitude) {
 
 constexpr int INFINITY_MARK = 0x4000;
 
-// The scale of a block with infinities, and back; no scale is beyond -1082 to 1020 without the mark.
+// The scale of a block with infinities: larger by one, with bit 14 flipped, so that it differs from
+// bit 15; and back, but still larger by one. Without the mark, scales are from -1082 to 1020.
 __device__ __forceinline__ int marked(int scale) { return (scale + 1) ^ INFINITY_MARK; }
 __device__ __forceinline__ int unmarked(int scale) { return scale ^ INFINITY_MARK; }
 // True if bits 14 and 15 of a scale differ: its block has an infinity.
@@ -83,6 +87,7 @@ __device__ __forceinline__ Power<double> power_of_two(int exponent, double) {
     return {double_of(static_cast<u64>(1023 + half) << 52),
             double_of(static_cast<u64>(1023 + cut - half) << 52)};
 }
+// x * 2^exponent.
 __device__ __forceinline__ float times(float x, const Power<float>& power) {
     return multiply_subnormal(multiply_subnormal(x, power.first), power.second);
 }
@@ -125,7 +130,7 @@ __device__ __forceinline__ u32 codes_of(const float (&x)[4]) {
 #endif
 }
 
-// The number of a code, times 2^s; power = 2^(s + UNSCALED).
+// The number of a code, times 2^s, rounded to E; power = 2^(s + UNSCALED).
 template <class F, class E>
 __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     const u32 magnitude = code & 0x7Fu;
@@ -143,8 +148,8 @@ __device__ __forceinline__ E decode_marked(u32 code, const Power<Acc<E>>& power)
     return from_acc<E>(static_cast<Acc<E>>(__uint_as_float(0x7F800000u | sign)));
 }
 
-// y[j] = decode(byte j of codes), j < 4: two at a time as halves, then NaNs are put in their
-// places. For AS_HALF = 8 this is no faster than `decode`.
+// y[j] = decode(byte j of codes), j < 4: two at a time, which __byte_perm puts in the upper bytes
+// of halves, then NaNs are put in their places. For AS_HALF = 8 this is no faster than `decode`.
 template <class F, class E>
 __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
 #pragma unroll

@@ -25,6 +25,7 @@ __device__ __forceinline__ u32 scale_of(u32 largest) {
         fmaxf(scale, static_cast<float>(facts::gist_narrow::INT8_LEAST_SCALE))));
 }
 
+// The bfloat16 with these bits.
 __device__ __forceinline__ float value_of(u32 scale) { return __uint_as_float(scale << 16); }
 
 // x * inverse rounded to an integer, in -MOST to MOST.
@@ -33,7 +34,8 @@ __device__ __forceinline__ int rounded(float x, float inverse) {
     return min(max(__float2int_rn(x * inverse), -MOST), MOST);
 }
 
-// code * scale. A subnormal scale counts as 0; encoders write none.
+// code (an int8) * scale (bits of a bfloat16), rounded to E; NaN if the scale is. A subnormal scale
+// counts as 0; encoders write none.
 template <class E>
 __device__ __forceinline__ E decode(u8 code, int scale) {
     const u32 bits = static_cast<u32>(scale) & 0xFFFFu;
@@ -42,7 +44,8 @@ __device__ __forceinline__ E decode(u8 code, int scale) {
     return y == y ? from_acc<E>(static_cast<Acc<E>>(y)) : nan::of_sign<E>(0);
 }
 
-// `decode` for a block that is not finite, whose scale is negative.
+// The number of `code` in a block that is not finite, whose scale is negative: NaN, infinity, or
+// code times the scale without its sign.
 template <class E>
 __device__ __forceinline__ E decode_nonfinite(u8 code, int scale) {
     const int number = static_cast<signed char>(code);

@@ -18,19 +18,20 @@ struct Code {
     i64 nbytes, mask, values;
 };
 
+// Tiles of n elements.
 template <class T>
 __device__ __forceinline__ i64 tiles_of(i64 n) {
     return (n + TILE<T> - 1) / TILE<T>;
 }
 
-// True if the code is its head and the raw elements.
+// True if the code x is its head and n raw elements.
 template <class T>
 __device__ __forceinline__ bool is_raw(const u8* x, i64 n, const Code& code, bool aligned) {
     return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
            load_any<u64>(x + 8, aligned) != 0;
 }
 
-// True if a code is sparse and was made from n elements of sizeof(T): then values begin at
+// True if the code x is sparse and was made from n elements of sizeof(T): then values begin at
 // code.values, and an odd number of starts is followed by a 0. For another element size the number
 // of tiles differs, and with it one of the two.
 template <class T>
@@ -41,8 +42,8 @@ __device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code
            (tiles % 2 == 0 || load_any<u64>(x + HEAD_NBYTES + 8 * tiles, aligned) == 0);
 }
 
-// Number of groups in bytes begin to end of the code; 0 if these are not inside the code, not
-// multiples of 16, or more than GROUPS groups.
+// Number of groups (of 16 bytes) in bytes [begin, end) of the code; 0 if these are not inside its
+// values, not multiples of 16, or more than GROUPS groups.
 template <int GROUPS>
 __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
     const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;

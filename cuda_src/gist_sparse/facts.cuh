@@ -6,16 +6,19 @@
 
 namespace cto::facts::gist_sparse {
 
-// Of elements whose values are packed together
+// Bytes of a tile of elements, whose nonzero values are stored side by side
 constexpr int TILE_NBYTES = 16384;
+// Threads of a block
 constexpr int THREADS = 256;
-// Of a block that encodes elements of two bytes
+// Threads of a block that encodes elements of 2 bytes
 constexpr int NARROW_THREADS = 128;
+// Bytes of a code's head, two u64: the code's bytes, and 1 if it is raw elements
 constexpr int HEAD_NBYTES = 16;
-// Of values: what is read and written at a time
+// Bytes of a group of values, which is read and written as one vector
 constexpr int GROUP_NBYTES = 16;
-// Values in so many bytes
+// Values of a group in FP10
 constexpr int FP10_GROUP = 12;
+// Values of a group in MSFP15
 constexpr int MSFP15_GROUP = 16;
 
 }  // namespace cto::facts::gist_sparse

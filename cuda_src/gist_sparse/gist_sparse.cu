@@ -54,6 +54,7 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
 constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
 constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
 
+// 16-byte groups that `count` values take.
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
 
 // ---- encoding -----------------------------------------------------------------------------------
@@ -91,6 +92,8 @@ struct Packed {
     u32 count;
 };
 
+// Shared memory of an encoding block. counts, parts: scratch of `rank` and prefix::of_block;
+// ticket: the block's next tile.
 struct Shared {
     Packed tiles[2];  // one is packed while the other is stored
     Counts counts;
@@ -98,8 +101,9 @@ struct Shared {
     u32 ticket;
 };
 
-// tile.values = the tile's nonzero elements in order, then zeros to a multiple of GROUP;
-// tile.mask = bits. The thread's row `row` starts at values[before[row]].
+// tile.values = the `count` nonzero elements of the tile `x` in order, then zeros to a multiple of
+// GROUP; tile.mask = bits. The thread's vector x[row] has the bits bits[row], and its values start
+// at values[before[row]].
 template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
@@ -115,15 +119,17 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// True if a tile with `count` values is full; the last, shorter tile is if no element is zero.
+// True if a tile with `count` nonzero values is full; the last, shorter tile is if no element is
+// zero. With LEAST values, these, the mask (TILE / 8 bytes) and the start (8) take TILE_NBYTES or
+// more.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
 }
 
-// packed = the tile `loaded`; returns its count of values. SAYS: publishes its groups too, with a
-// mark if the tile is not full.
+// packed = the tile `loaded`, number `tile`; returns its count of values. counts: scratch of
+// `rank`. SAYS: publishes the number of its groups too, with a mark if the tile is not full.
 template <bool SAYS, int ROWS>
 __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
                                          u32 tile, Counts& counts, Packed& packed) {
@@ -139,7 +145,8 @@ __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loa
     return count;
 }
 
-// Stores the tile's bits in the code's mask. BLOCK: threads of the block.
+// Stores the mask of tile number `tile`, which is `packed`, in the code's mask. BLOCK: threads of
+// the block.
 template <int BLOCK>
 __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
     constexpr int VECS = TILE<T> / 128;  // of 16 bytes
@@ -150,9 +157,10 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
                   reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
 }
 
-// Stores the tile's groups of values from byte `begin` of y on. Groups past the end of y are
-// dropped: such a code is too long, and gist_sparse__finish replaces it by the raw elements.
-// BY_LINES: threads start at a multiple of 128 bytes, so that warps store whole cache lines.
+// Stores the `groups` groups of values of the tile `packed` from byte `begin` of y on, a group a
+// thread. Groups past the end of y are dropped: such a code is too long, and gist_sparse__finish
+// replaces it by the raw elements. BY_LINES: threads start at a multiple of 128 bytes, so that
+// warps store whole cache lines.
 template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
@@ -173,9 +181,9 @@ __device__ __forceinline__ void store_values(const Encoding& call, const Packed&
     }
 }
 
-// Head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin of each tile's
-// values}, filled up with 0 to a multiple of 16 bytes. Each tile stores its own begin,
-// the last one the rest.
+// Stores a tile's part of head and starts: y = {u64 size of the code, u64 0 for sparse, u64 begin
+// of each tile's values}, filled up with 0 to a multiple of 16 bytes. Each tile, with `groups`
+// groups from byte `begin` on, stores its own begin, the last one the rest.
 __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
                                               i64 begin) {
     u8* const starts = call.y + HEAD_NBYTES;
@@ -186,8 +194,8 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
 
-// Stores a tile's part of the sparse code: mask, values, and begin of the values.
-// groups_before: groups of all tiles before it.
+// Stores the part of tile number `tile`, which is `packed` and has `count` values, of the sparse
+// code: mask, values, and begin of the values. groups_before: groups of all tiles before it.
 template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
                                            u32 count, u64 groups_before) {
@@ -197,8 +205,8 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
 }
 
-// Stores a tile's raw elements. If none is zero, packed.values are the elements;
-// else x is read again.
+// Stores the raw elements of tile number `tile`, of which `count` are not 0. If none is zero,
+// packed.values are the elements; else x is read again.
 __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
                                           u32 count) {
     u8* const to = call.y + HEAD_NBYTES;
@@ -228,8 +236,9 @@ __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 
     return SPARSE;
 }
 
-// A tile for KEPT or COUNTED: records its begin, and stores it raw if it and all before are full.
-// marked: a tile between the block's last one and this one is not full.
+// A tile for KEPT or COUNTED: records groups_before as its begin, and stores it raw if it and all
+// before are full. marked: a tile between the block's last one and this one is not full. Changes
+// `way` from KEPT to COUNTED at the first tile that is not full.
 __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
                                               u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
@@ -242,7 +251,8 @@ __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
-// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it.
+// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it;
+// marked: as in keep_or_count. Sets `way` if it is UNKNOWN.
 __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
                                             u32 count, u64 groups_before, bool marked, Way& way) {
     if (way == UNKNOWN) way = way_of_block(call, tile, count);
@@ -254,13 +264,14 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
         keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
-// A round of the loop: pack tile `loading`, load the next, store tile `packed`. Thread 0 takes
-// tickets one round ahead.
+// Encodes the tiles that the block gets by tickets. A round of the loop: pack tile `loading`, load
+// the next, store tile `packed`, which the round before packed. Thread 0 takes tickets one round
+// ahead.
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;
-    u32 of_packed = 0, summed = 0;
-    u64 begin = 0;  // groups of the tiles before `summed`, when a round begins
+    u32 of_packed = 0, summed = 0;  // values of `packed`; the tile up to which `begin` sums
+    u64 begin = 0;                  // groups of the tiles before `summed`, when a round begins
     uint4 loaded[ROWS];
     int place = 0;
     Way way = UNKNOWN;
@@ -294,7 +305,9 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     } while (loading != NONE || packed != NONE);
 }
 
-// The sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
+// Stores the sparse code of all tiles, where tile 0 is full: `begins` has the place of each.
+// counts, packed: shared memory. A block has every gridDim.x-th tile; barriers separate its packing
+// from its storing.
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
@@ -308,8 +321,10 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
 
 // ---- decoding -----------------------------------------------------------------------------------
 
-// y = tile `tile` of the code x. The code may be any bytes: a tile whose values do not lie inside
-// it is 0, or NaN for codecs with HAS_NAN. Mask and begins are loaded first, to hide their latency.
+// y = tile `tile` of the code x of n elements, decoded. The code may be any bytes: a tile whose
+// values do not lie inside it is 0, or NaN for codecs with HAS_NAN. The block decodes the tile's
+// values to `packed`, in shared memory; each thread then takes values for its elements there, by
+// their rank. Mask and begins are loaded first, to hide their latency.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
@@ -356,9 +371,10 @@ using namespace cto;
 //
 // mask, values: byte offsets of the mask and of the first value in the code.
 
-// y = sparse code of x, if tile 0 is not full; else the raw elements of the full tiles from tile 0
-// on, and no others. gist_sparse__finish completes y. Blocks take tiles by tickets, so that there
-// may be fewer blocks than tiles; tickets and groups are zero before the launch.
+// y, of n_y bytes, = sparse code of the n_x elements x, if tile 0 is not full; else the raw
+// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. Blocks
+// take tiles by tickets, so that there may be fewer blocks than tiles; tickets and groups are zero
+// before the launch. tickets to full: members of Scratch.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
@@ -373,9 +389,9 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
                           aligned});
 }
 
-// Completes gist_sparse__encode: y = sparse code if it is shorter than head and raw elements, else
-// head and raw elements; zeroes `groups`. One block on a multiprocessor is stated because without
-// it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
+// Completes gist_sparse__encode, with its arguments: y = sparse code if it is shorter than head and
+// raw elements, else head and raw elements; zeroes `groups`. One block on a multiprocessor is
+// stated because without it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
@@ -408,8 +424,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-// y = the n_y elements of the code x of n_x bytes, one tile a block. x may be any bytes: tiles
-// whose values do not lie inside it are 0, or NaN for codecs with HAS_NAN.
+// y = the n_y elements of the code x of n_x bytes, one tile a block; mask, values: offsets as
+// above. x may be any bytes: tiles whose values do not lie inside it are 0, or NaN for codecs with
+// HAS_NAN.
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {

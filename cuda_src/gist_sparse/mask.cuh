@@ -16,7 +16,7 @@ static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
 // ---- bits of elements ---------------------------------------------------------------------------
 
-// True if element i of the 16 bytes `words` is not zero (-0 is not).
+// True if element i of the 16 bytes `words` is not zero (-0 is not zero).
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
     if constexpr (sizeof(T) == 2) {
@@ -38,7 +38,8 @@ __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-// Bit j = 16-bit element j of the four words is not 0, j < 8.
+// Bit j = 16-bit element j of the four words is not 0, j < 8. An element counts as min(it, 1), or
+// its bit 15 is set by a carry from its lower bits or already.
 __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
     u32 both = 0;  // bit 2 i: lower half of words[i]; bit 2 i + 16: its upper half
@@ -106,8 +107,8 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // ---- ranks --------------------------------------------------------------------------------------
 
-// before[row] = sum of popc(bits[row]) over the lanes below this one. One scan sums
-// several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
+// before[row] = sum of popc(bits[row]) over the lanes below this one; bits[row]: WIDTH bits. One
+// scan sums several rows, in fields of a word. A field has room for the sum of 31 lanes; if 32
 // overflow it, `- own` undoes that.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
@@ -125,7 +126,8 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
 }
 
 // before[row] = set bits of the tile before the thread's vector `row`, in the order of elements.
-// Returns the set bits of the tile. Has a barrier; all threads of the block call it.
+// Returns how many bits of the tile are set. Has a barrier; all threads of the block call it. Each
+// warp sums the parts' counts itself, part p = row * WARPS + warp in lane p.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;
@@ -155,7 +157,8 @@ __device__ __forceinline__ vec::Vec<T, vec::WIDTH<T>> unpack(const T* packed, u3
     return value;
 }
 
-// Four bytes of `unpack` in a word. Reads the word of packed[place] and the one after it.
+// Four bytes of `unpack`, for four bits, in a word; `place` counts bytes. Reads the word of byte
+// `place` and the one after it.
 __device__ __forceinline__ u32 unpack_four(const u32* packed, u32 place, u32 bits) {
     const u32 following =
         __funnelshift_r(packed[place / 4], packed[place / 4 + 1], 8 * (place % 4));
@@ -177,7 +180,8 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     return value;
 }
 
-// put: appends element i of the words to an array in shared memory, if it is not zero.
+// put(words, i): appends element i of the 16 bytes `words` to an array in shared memory, if it is
+// not zero. `to`: where the next one goes.
 template <class T, int NBYTES = sizeof(T)>
 class Packer {
     T* to;
@@ -205,6 +209,7 @@ template <class T>
 class Packer<T, 4> : SharedAddress {
   public:
     using SharedAddress::SharedAddress;
+    // Appends word i: stores it and moves `to` on by 4 bytes, if it is not 0.
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         asm volatile(
             "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
@@ -221,6 +226,7 @@ template <class T>
 class Packer<T, 2> : SharedAddress {
   public:
     using SharedAddress::SharedAddress;
+    // Appends half i of the words: stores it and moves `to` on by 2 bytes, if it is not 0.
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         const u32 word = words[i / 2];
         asm volatile(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Prefix sum over tiles inside one launch: sum of the counts of all tiles before a tile.
 //
-// The block of a tile publishes its count in global memory (publish). Each block adds the counts of all
-// tiles between its last tile and its next one to its running sum (Span). No chain of sums from
+// The block of a tile publishes its count in global memory (publish). Each block adds the counts of
+// all tiles between its last tile and its next one to its running sum (Span). No chain of sums from
 // block to block: that would cost a microsecond a block while memory is busy.
 //
 // No deadlock: blocks take tiles by tickets in ascending order, so a count that is waited for
@@ -17,8 +17,8 @@ using zeroed::Zeroed;
 
 constexpr u32 MARK = 1u << 31;
 
-// words[tile] = count + 1, with MARK if marked; 0 means not published yet. volatile: other blocks
-// read it during the launch.
+// words[tile] = has + 1, where `has` is the tile's count, with MARK if marked; 0 means not
+// published yet. volatile: other blocks read it during the launch.
 __device__ __forceinline__ void publish(Zeroed<u32>* words, u32 tile, u32 has, bool marked) {
     *static_cast<volatile u32*>(&words[tile].value) = has + 1 + (marked ? MARK : 0);
 }
@@ -74,8 +74,8 @@ class Span {
         load_words();
     }
 
-    // The sum of this thread's words; waits until all are published. Marks are summed too, but they
-    // change only the highest bit, which is masked.
+    // The sum of the counts in this thread's words; waits until all are published. Marks are summed
+    // too, but they change only the highest bit, which is masked.
     __device__ __forceinline__ Total total() {
         u32 sum = 0, any = 0;
         while (true) {
@@ -93,8 +93,8 @@ class Span {
     }
 };
 
-// The sum of `own` over the block, for all of its threads, which all call it: it has a barrier.
-// A warp's sum must be below 2^32.
+// The sum of `own` over the block's threads, and true if one is marked, in each of them; all call
+// it, as it has a barrier. parts: shared memory. A warp's sum must be below 2^32.
 template <bool HAS_MARKS, int WARPS>
 __device__ __forceinline__ Total of_block(const Total& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));

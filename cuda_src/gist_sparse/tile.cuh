@@ -74,7 +74,8 @@ __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool alig
     }
 }
 
-// Stores the thread's vector `row` of a tile of the n elements y.
+// y[...] = value, the thread's vector `row` of tile number `tile` of the n elements y; none from
+// y[n] on. aligned: y starts at a multiple of 16 bytes.
 template <class T, int ROWS>
 __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool aligned,
                                           const vec::Vec<T, vec::WIDTH<T>>& value) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool a
         vec::store_elements<T, vec::WIDTH<T>>(y, first, n, value);
 }
 
-// to = from, for the elements of one tile of n elements.
+// Copies the elements of one tile from `from` to `to`, both the bytes of n elements T.
 template <class T, int ROWS>
 __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
     if (aligned) {

@@ -20,19 +20,18 @@ struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
     E at[N];
 };
 
-// Members of each codec. HAS_NAN: tiles whose values lie outside the code decode to NaN, else to 0.
-// AS_LONG: a value takes as many bytes as an element.
+// Members of each codec. encode: the 16 bytes of values[0 .. GROUP); decode: values[0 .. GROUP)
+// from them. HAS_NAN: tiles whose values lie outside the code decode to NaN, else to 0. AS_LONG: a
+// value takes as many bytes as an element.
 
 // Values as the elements are.
 template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
     static constexpr bool HAS_NAN = false, AS_LONG = true;
-    // FP10 codes of a group of values, three in a word.
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
-    // The values of a group of FP10 codes.
     static __device__ void decode(const uint4& code, E* values) {
         *reinterpret_cast<uint4*>(values) = code;
     }
@@ -43,12 +42,14 @@ template <class E>
 struct Fp10 {
     static constexpr int GROUP = facts::gist_sparse::FP10_GROUP;
     static constexpr bool HAS_NAN = true, AS_LONG = false;
+    // Twelve values to 16 bytes.
     static __device__ uint4 encode(const E* values) {
         const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
         u32 words[4];
         format::fp10::encode<4>(group.at, words);
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
+    // 16 bytes to twelve values.
     static __device__ void decode(const uint4& code, E* values) {
         const u32 words[4] = {code.x, code.y, code.z, code.w};
         Group<E, GROUP> group;
@@ -68,7 +69,8 @@ struct Msfp15 {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
     }
-    // The values of two MSFP15 boxes; boxes with NaN or infinities are decoded again, exactly.
+    // values[0..15] = those of two MSFP15 boxes; boxes with NaN or infinities are decoded again,
+    // exactly.
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;

@@ -14,12 +14,14 @@
 
 namespace cto::facts::gradient {
 
+// Threads of a block
 constexpr int THREADS = 128;
-// Of the wider type a thread has in flight
+// Bytes that a thread loads together, of the array with the wider type
 constexpr int NBYTES = 32;
-// Of the wider type a block of a list's launch takes
+// Bytes of a tensor that a block takes, of the wider type
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-// Tensors a launch: 36 bytes each, 4,000 in all
+// Tensors of a launch, at most. Each takes 36 bytes of the launch's arguments, which have 4 KB: 3
+// addresses, a size and its first chunk.
 constexpr int CAPACITY = CTO_CAPACITY;
 
 }  // namespace cto::facts::gradient

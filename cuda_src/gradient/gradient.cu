@@ -25,6 +25,7 @@ using vec::Vec;
 using slots::T;
 using VALUE = CTO_VALUE;
 
+// Elements of a vector: 16 bytes of the wider type.
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
 constexpr int VECS = NBYTES / 16;  // vectors of the wider type that a thread loads together
 using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
@@ -32,7 +33,7 @@ using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
 using range_map::map_range;
 
-// new_sum = old_sum + value: in the wider of the two accumulators, rounded once.
+// range_map's Map of new_sum = old_sum + value: in the wider of the two accumulators, rounded once.
 struct Accumulate {
     const T* old_sum;
     const VALUE* value;
@@ -72,7 +73,7 @@ struct Accumulate {
     }
 };
 
-// y[i] = rule(x[i]).
+// range_map's Map of y[i] = rule(x[i]), with the members of Accumulate.
 template <class X, class Rule>
 struct Convert {
     const X* x;
@@ -117,7 +118,8 @@ struct Scale {
 
 using namespace cto;
 
-// new_sum[i] = old_sum[i] + value[i], or old_sum[i] where value is null. A block has one tile.
+// new_sum[i] = old_sum[i] + value[i], or old_sum[i] where value is null, i < n. A block has one
+// tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * Tiling::tile;
@@ -128,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
 }
 
-// new_sum[i] = old_sum[i] + value[i], or value[i] where old_sum is null. A block has one tile.
+// new_sum[i] = old_sum[i] + value[i], or value[i] where old_sum is null, i < n. A block has one
+// tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_v2(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * Tiling::tile;
@@ -139,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
-// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each
-// tensor t; a block has one chunk.
+// new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each of
+// n_tensors tensors t, of sizes.size[t] elements; a block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
                               const __grid_constant__ Pointers<CAPACITY> values,
@@ -157,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
 }
 
-// gradient[0 .. nbytes) = 0: aligned vectors by all blocks, the bytes before and after them by block 0.
+// gradient[0 .. nbytes) = 0: aligned vectors by all blocks, the bytes before and after them by
+// block 0.
 extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
     constexpr i64 BLOCK = VECS * THREADS * 16;
     const reduce::Range<u8> range(static_cast<const u8*>(gradient), nbytes);
@@ -172,7 +176,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradie
     if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
 }
 
-// ys[t][i] = xs[t][i] * *s for each tensor t; a block has one chunk.
+// ys[t][i] = xs[t][i] * *s for each of n_tensors tensors t, of sizes.size[t] elements; a block has
+// one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                           const __grid_constant__ Pointers<CAPACITY> ys,
@@ -183,7 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }
 
-// y[starts[t] + i] = xs[t][i] * *s for each tensor t; a block has one chunk.
+// y[starts[t] + i] = xs[t][i] * *s for each of n_tensors tensors t, of sizes.size[t] elements; a
+// block has one chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
                                  T* y, const __grid_constant__ TensorStarts<CAPACITY> starts,

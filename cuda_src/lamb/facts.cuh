@@ -18,21 +18,28 @@
 
 namespace cto::facts::lamb {
 
+// Threads of a block
 constexpr int THREADS = 128;
-// Of each array that a block asks for before it has its factors
+// Bytes of each array that a block prefetches before it has its factors
 constexpr int EXPECTED_NBYTES = 8192;
-// Packets of 16 bytes of each array a thread has in flight
+// Vectors of 16 bytes of each array that a thread loads together
 constexpr int VECS = 2;
-// Of weights that a block takes
+// Bytes of a parameter's chunk, whose directions a block computes
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-// Blocks that share a chunk where weights are updated
+// Blocks that share a chunk in the launch that updates weights
 constexpr int UPDATE_PARTS = 4;
-// Tensors a launch: 44 bytes each, beside numbers
+// Parameters of a launch, at most. Each takes 44 bytes of the launch's arguments: 4 addresses, a
+// size and its first chunk.
 constexpr int CAPACITY = CTO_CAPACITY;
-// That a launch has addresses of
+// Lists of arrays: weights, gradients, first and second moments
 constexpr int LISTS = 4;
+// Addresses of a launch's table: CAPACITY for each list
 constexpr int POINTERS = CTO_POINTERS;
 
+// Attributes of LambOptimizer. alpha, beta: m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g
+// g. The direction d is m / (sqrt(v) + epsilon) + lambda_ w, with bias correction of m and v if
+// correct_bias (0 or 1); the step is rate |w| / |d| d, the ratio |w| / |d| limited to [ratio_min,
+// ratio_max]. max_norm: limit of the gradients' norm.
 struct LambRule {
     double alpha;
     double beta;

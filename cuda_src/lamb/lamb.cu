@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Steps of LAMB. CPU provider: cupy_training_ops/families/lamb/reference.py
 //
-// A batch of tensors takes two launches: lamb__direction writes directions d and the norms of w and d,
-// lamb__update then computes w - rate * |w| / |d| * d. Directions are rounded to the type of the
+// A batch of tensors takes two launches: lamb__direction writes directions d and the norms of w and
+// d, lamb__update then computes w - rate * |w| / |d| * d. Directions are rounded to the type of the
 // gradients, and stored in new_g or, where that is null, in scratch memory.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
@@ -37,13 +37,15 @@ constexpr int DIRECTION_BLOCKS = 4;
 constexpr int DIRECTION_BLOCKS = sizeof(W) == 4 ? 6 : 4;
 #endif
 
-// Numbers of a step that all elements share; see struct Direction for their use.
+// Numbers of a step that all elements share: `by` of struct Direction. rest_of_x = 1 - x; without
+// `update` the step is skipped.
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
     bool update;
 };
 
-// of_moments = {c1, c2} = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
+// The DirectionFactors of a step with attributes `rule` and inputs `numbers`; of_moments = {c1, c2}
+// = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
 __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
                                                               const Numbers& numbers,
                                                               const double (&of_moments)[2]) {
@@ -66,6 +68,7 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
 struct SumsOfSquares {
     double weights, directions;
 
+    // Adds the squares of N weights and of N directions.
     template <int N>
     __device__ __forceinline__ void add(const ACC (&weight)[N], const ACC (&direction)[N]) {
         add_to(weights, weight);
@@ -91,7 +94,8 @@ struct SumsOfSquares {
     }
 };
 
-// The sum of chunks[0 .. n) of a tensor, in a fixed order; by one block.
+// The sum of chunks[0 .. n) of a tensor, in a fixed order; by one block, returned in each thread.
+// scratch: shared memory.
 __device__ __forceinline__ SumsOfSquares
 sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THREADS>& scratch) {
     constexpr u32 MANY = 8;  // loads in flight: few other blocks run, so latency is not hidden
@@ -112,8 +116,10 @@ sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THRE
     return {reduce::sum_block(sums.weights, scratch), reduce::sum_block(sums.directions, scratch)};
 }
 
+// range_map's Map of the first launch, g being the gradient / divisor:
 // m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g;
 // d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon). Where d is not finite, d = 0 and m, v stay.
+// Adds to `sums` the squares of w and of d as rounded.
 struct Direction : Parameter<W, GRAD, MOMENT> {
     GRAD* d;
     MOMENT* new_m;
@@ -133,6 +139,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
         loaded.m = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(m + i));
         loaded.v = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(v + i));
     }
+    // Computes the outputs of elements i to i + N - 1 from their inputs, and stores them.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], direction[N], weights[N];
@@ -158,8 +165,8 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     }
 };
 
-// rate * |w| / |d|, the ratio limited to [ratio_min, ratio_max]; rate if a norm is 0. of_weights and
-// of_directions are squares of the norms.
+// rate * |w| / |d|, the ratio limited to [ratio_min, ratio_max]; rate if a norm is 0. of_weights
+// and of_directions are squares of the norms.
 __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, double of_weights,
                                             double of_directions) {
     if (of_weights == 0 || of_directions == 0) return static_cast<ACC>(rate);
@@ -167,11 +174,12 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
     return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
-// w = w + delta, delta = -rate d, written to new_g. Where w + delta is not finite, w stays and
-// delta = 0.
+// range_map's Map of the second launch: w = w + delta, delta = -rate d, written to new_g. Where
+// w + delta is not finite, w stays and delta = 0.
 struct Update : Descent<W, GRAD> {  // g is d
     ACC rate;
 
+    // Computes and stores the outputs of elements i to i + N - 1.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC weight[N], delta[N];
@@ -190,11 +198,13 @@ struct Update : Descent<W, GRAD> {  // g is d
 
 using namespace cto;
 
-// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2,
-// norms[2 t + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes
-// last adds up the tensor's partials, one for each chunk.
-// arrays: lists 0 to 3 are w, g, m, v; 4 to 6 are d or null, new_m, new_v. A null d goes to
-// `directions`.
+// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2, norms[2 t
+// + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes last
+// adds up the tensor's partials, one for each chunk. arrays: lists 0 to 3 are w, g, m, v; 4 to 6
+// are d or null, new_m, new_v. A null d goes to `directions`, where tensor t begins at
+// first_chunk[t] * CHUNK. tickets: counter of finished blocks of each tensor. rate to update: the
+// step's numbers, in launch arguments or GPU memory; the step is skipped, and inputs copied to
+// outputs, if they allow none.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
@@ -248,7 +258,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
 // new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks
 // share a chunk of a tensor; block 0 takes the last part: it was read and written last by
 // lamb__direction, and may still be in the L2 cache. arrays: lists 0 and 1 are w and low-precision
-// weights; 2 to 4 are d or new_g, new_w, new low-precision.
+// weights; 2 to 4 are d or new_g, new_w, new low-precision. directions, norms: from
+// lamb__direction. is_bfloat16: the type of low-precision weights, else float16.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -286,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-// new_step = step + 1, or step if the step is skipped. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
+// allow none. One thread.
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

@@ -6,13 +6,12 @@
 
 namespace cto::facts::layer_norm {
 
-// Threads of a block whose rows stay on chip, at most
+// Most threads of a block whose rows stay on chip
 constexpr int STAGED_THREADS = 512;
-// Of a block that walks down columns
+// Threads of a block that sums over rows, for the gradients of scale and bias
 constexpr int COLUMN_THREADS = 256;
-// Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X and
-// one of Y; of rows of more than DEEP_LENGTH, in blocks of STAGED_THREADS at most; of rows that fit
-// into no block otherwise.
+// Most elements of a row in a thread's registers, by the bytes of an element of X and one of Y
+// together. A row is divided into slots, vectors of 16 bytes of the wider type.
 template <int NBYTES>
 constexpr int COLUMNS = 0;
 template <>
@@ -23,11 +22,14 @@ template <>
 constexpr int COLUMNS<8> = 16;
 template <>
 constexpr int COLUMNS<16> = 8;
+// Elements up to which a row is divided by COLUMNS, not by DEEP_COLUMNS
 constexpr int DEEP_LENGTH = 4096;
+// Like COLUMNS, but for rows longer than DEEP_LENGTH, in blocks of at most STAGED_THREADS threads.
 template <int NBYTES>
 constexpr int DEEP_COLUMNS = 0;
 template <>
 constexpr int DEEP_COLUMNS<8> = 32;
+// Like COLUMNS, but for rows that a block has no registers for by COLUMNS.
 template <int NBYTES>
 constexpr int WIDE_COLUMNS = 0;
 template <>
@@ -38,7 +40,8 @@ template <>
 constexpr int WIDE_COLUMNS<8> = 24;
 template <>
 constexpr int WIDE_COLUMNS<16> = 8;
-// Of rows that are scaled alone, or twice as many.
+// Elements of a row in a thread's registers, by the same bytes, if a row has exactly so many for
+// each thread, or twice as many, and is only scaled, not centred.
 template <int NBYTES>
 constexpr int FULL_COLUMNS = 0;
 template <>
@@ -49,13 +52,16 @@ template <>
 constexpr int FULL_COLUMNS<8> = 8;
 template <>
 constexpr int FULL_COLUMNS<16> = 4;
-// In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
+// Most elements of a row that a thread has in shared memory, by the bytes of an accumulator, if
+// slots are vectors.
 template <int NBYTES>
 constexpr int VECTOR_COLUMNS = 0;
 template <>
 constexpr int VECTOR_COLUMNS<4> = 32;
 template <>
 constexpr int VECTOR_COLUMNS<8> = 8;
+// Most elements of a row that a thread has in shared memory or in registers, by the bytes of an
+// accumulator, if slots are single elements.
 template <int NBYTES>
 constexpr int SINGLE_COLUMNS = 0;
 template <>
@@ -63,10 +69,11 @@ constexpr int SINGLE_COLUMNS<4> = 16;
 template <>
 constexpr int SINGLE_COLUMNS<8> = 8;
 
-// `count` rows of `length`. A row has `threads`, a part of a warp that is a power of two or whole
-// warps, and a block `groups` of them, each with rows of its own. After `period` rows, which divides
-// the number of blocks, they begin alike. A row has so many `slots`, a thread `depth` of them. In
-// shared memory are 1 or 2 rows of each group (`stages`); 2 where slots are elements.
+// A matrix of `count` rows of `length` elements. A row has `threads` threads, a group: a power of
+// two below a warp, or whole warps; a block has `groups` groups, each with rows of its own. Rows
+// `period` apart begin at the same address modulo 16; period divides the number of blocks. A row is
+// divided into `slots` slots, one vector or one element each, of which a thread has up to `depth`.
+// Shared memory has `stages` rows of each group, 1 or 2; 2 if slots are single elements.
 struct Rows {
     long long count;
     long long length;

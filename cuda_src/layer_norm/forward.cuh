@@ -37,7 +37,7 @@ struct Arrays {
     __device__ __forceinline__ A inverse(A of_squares, A n) const {
         return rsqrt(fast_divide(of_squares, n) + epsilon);
     }
-    // y = x_hat * scale + bias, for one element.
+    // y = x_hat * scale + bias, for one element; start: index of its row's first element.
     __device__ __forceinline__ void store(i64 start, i64 column, A x_hat) const {
         const A of_bias = bias ? to_acc(bias[column]) : A(0);
         y[start + column] = from_acc<V>(x_hat * to_acc(scale[column]) + of_bias);
@@ -59,8 +59,8 @@ __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) 
     }
 }
 
-// Mean and squares = sum of (x - mean)^2 of n elements. `join` merges those of a row's threads;
-// merging two sets of n elements loses no digits:
+// Mean and squares = sum of (x - mean)^2 of n elements. Merging two sets of n elements loses no
+// digits:
 //
 //     mean = (mean_1 + mean_2) / 2    squares = squares_1 + squares_2 + (mean_2 - mean_1)^2 n / 2
 //
@@ -69,6 +69,9 @@ template <class A>
 struct Moments {
     A n, mean, squares;
 
+    // Becomes, in each of a row's `threads` threads, the moments of the whole row; before, n is the
+    // same in all of them. threads: a power of two up to WARP, or those of the block. is_centred:
+    // else means are 0, and only squares are added. per_warp: shared memory.
     __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* per_warp) {
         if (threads < WARP) {
 #pragma unroll 1
@@ -84,7 +87,7 @@ struct Moments {
     }
 
   private:
-    // Merges two lanes' sets; both get the result.
+    // Merges the sets of this lane and of lane ^ step; both get the result.
     __device__ __forceinline__ void merge_lane(u32 step) {
         const A other = __shfl_xor_sync(ALL_LANES, mean, step);
         const A distance = other - mean;
@@ -114,7 +117,7 @@ struct Moments {
     }
 };
 
-// A row that is in the registers of its threads, and its mean.
+// A row that is in the registers of its threads, and its mean = origin + center: first center is 0.
 template <int W, int DEPTH, class T, class V>
 struct HeldRow {
     using A = Acc<T>;
@@ -124,6 +127,7 @@ struct HeldRow {
     Reader<T, W, DEPTH> x;
     A origin, center = 0, mean;
 
+    // Loads the thread's part of the row. length: elements of the row.
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
@@ -167,6 +171,8 @@ struct HeldRow {
     }
 
   private:
+    // `write` for the elements in slots. ALIGNED: scale and bias of slots begin at multiples of 16
+    // bytes.
     template <bool ALIGNED>
     __device__ __forceinline__ void write_slots(A inv_std) const {
 #pragma unroll
@@ -184,8 +190,9 @@ struct HeldRow {
     }
 };
 
-// Normalizes one row, which its threads read once. In a full line each thread has its own mean
-// first, and Moments merges them; else the row's mean is summed before the squares.
+// Normalizes the row of this thread, `line`, of `length` elements, which its threads read once, and
+// writes the outputs in `arrays`. In a full line each thread has its own mean first, and Moments
+// merges them; else the row's mean is summed before the squares.
 template <int W, int DEPTH, class T, class V>
 __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                           i64 length) {
@@ -224,8 +231,8 @@ __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_r
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
-// The same, with code of its own for rows of exactly threads * COLUMNS. COLUMNS 0: plans have no
-// such rows of these types, and nothing is compiled.
+// Normalizes rows as hold_any_row, with code of its own for rows of exactly threads * COLUMNS
+// elements. COLUMNS 0: plans have no such rows of these types, and nothing is compiled.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {
@@ -237,7 +244,8 @@ __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows,
         hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);
 }
 
-// Normalizes a row that is too long for registers: a block has one row, and reads it three times.
+// Normalizes row number blockIdx.x, of `length` elements, too many for registers: a block has one
+// row, and reads it three times.
 template <class T, class V>
 __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length) {
     using A = Acc<T>;

@@ -6,8 +6,9 @@
 
 namespace cto::full_rows {
 
-// The sum over a row's threads, in each of them: a part of a warp, or whole warps, of which `first`
-// is the first one's number in the block. per_warp is in shared memory.
+// Returns in each thread of a row the sum of `own` over the row's threads: a part of a warp, or
+// whole warps, of which `first` is the first one's number in the block. per_warp is in shared
+// memory.
 template <class A>
 __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_warp) {
     if (threads < WARP) {
@@ -32,7 +33,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_wa
 //     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
 //
 // A block has blockDim.x / threads rows; if that is more than one, `threads` is a power of two.
-// Threads past the last row read row 0, as they must take part in the block's shuffles and barriers.
+// Threads past the last row read row 0, as they must take part in the block's shuffles and
+// barriers.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;
@@ -43,7 +45,8 @@ struct Part {
     i64 first;  // index of slot 0 in the array
     vec::Elements<T, W> own[DEPTH];
 
-    // The thread's place: `threads` threads share a row, a block has one row or several.
+    // The place of this thread among n_rows rows: `threads` threads share a row, a block has one
+    // row or several.
     __device__ __forceinline__ Part(i64 n_rows, u32 threads) : threads(threads) {
         const bool has_several = threads < blockDim.x;
         const u32 shift = has_several ? 31 - __clz(threads) : 0;
@@ -66,6 +69,7 @@ struct Part {
                 own[u].load(from);
         }
     }
+    // First column of slot u.
     __device__ __forceinline__ u32 column(int u) const { return thread * W + u * step; }
     __device__ __forceinline__ u32 first_warp() const { return group * (threads / WARP); }
 
@@ -85,7 +89,8 @@ struct Part {
     }
 };
 
-// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon).
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for n_rows rows of threads *
+// COLUMNS elements.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
@@ -112,9 +117,9 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// y = (x - mean) * inv_std * scale + bias. The mean is summed first, then the squares of x - mean.
-// mean = origin + mean of (x - origin); the origin is the row's first element, or 0 for 2-byte
-// elements, whose sum in float32 is exact enough.
+// y = (x - mean) * inv_std * scale + bias, for n_rows rows of threads * COLUMNS elements. The mean
+// is summed first, then the squares of x - mean. mean = origin + mean of (x - origin); the origin
+// is the row's first element, or 0 for 2-byte elements, whose sum in float32 is exact enough.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {

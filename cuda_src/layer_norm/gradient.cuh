@@ -21,7 +21,8 @@ struct Second<true, X, Y> {
     using Type = Y;
 };
 
-// Input arrays. T and V are the types of X and Y. FROM_Y: x^ is computed from Y, as X is not available.
+// Input arrays. T and V are the types of X and Y. FROM_Y: x^ is computed from Y, as X is not
+// available.
 template <class T, class V, bool FROM_Y>
 struct Inputs {
     using A = Acc<T>;
@@ -42,8 +43,7 @@ template <class A>
 struct Statistics {
     A mean = 0, inv_std = 0;
 
-    // Mean and inv_std of a row; zeros past the last row, and a mean of 0 without `mean` (RMS
-    // norm).
+    // Those of row `row`; zeros if that is past the last of `count` rows.
     template <class In>
     static __device__ __forceinline__ Statistics of(const In& in, i64 row, i64 count) {
         if (row >= count) return {};
@@ -56,7 +56,8 @@ template <class A>
 struct Means {
     A of_h, of_product;
 
-    // dX. In rows of one element h - of_h is exactly 0, as h was rounded (`times`), not part of an fma.
+    // dX of an element. In rows of one element h - of_h is exactly 0, as h was rounded (`times`),
+    // not part of an fma.
     __device__ A gradient(A inv_std, A h, A x_hat) const {
         return inv_std * fma(-of_product, x_hat, h - of_h);
     }
@@ -65,7 +66,8 @@ struct Means {
 // x * y, rounded: never contracted with an addition to an fma.
 __device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
-// x / y, where y was converted from V. For halves x * (1 / y): 1 / y does not overflow for any of them.
+// x / y, where y was converted from V. For halves x * (1 / y): 1 / y does not overflow for any of
+// them.
 template <class V, class A>
 __device__ __forceinline__ A quotient(A x, A y) {
     if constexpr (ARE_SAME<V, __half>)
@@ -88,7 +90,8 @@ struct Element {
     // sums[0] += h; sums[1] += h x^ / inv_std = h (x - mean), or with FROM_Y h x^ = dy (y - bias).
     __device__ __forceinline__ void add_to(A (&sums)[2]) const {
         sums[0] += h;
-        // Explicit fma or rounded product: GPU and CPU then have the same bits even if the sum cancels.
+        // Explicit fma or rounded product: GPU and CPU then have the same bits even if the sum
+        // cancels.
         if constexpr (FROM_Y)
             sums[1] += times(dy, distance);
         else
@@ -111,7 +114,8 @@ __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool
 
 // ---- rows that fit into shared memory -----------------------------------------------------------
 
-// Scale and bias of the slots: read from global memory, or for SHIFTED rows from shared memory.
+// Scale and, with FROM_Y, bias of the slots: read from global memory, or for SHIFTED rows from
+// shared memory, to which the constructor copies them; it moves `shared` past them.
 template <class V, int W, bool FROM_Y, bool SHIFTED>
 struct Parameters {
     const V *scale, *bias;
@@ -130,7 +134,6 @@ template <class V, int W, bool FROM_Y>
 struct Parameters<V, W, FROM_Y, true> {
     InShared<Acc<V>, W> scale, bias;
 
-    // Copies the parameters of the thread's columns to shared memory.
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
         : scale(in.scale, walk, shared), bias(scale) {
@@ -150,7 +153,7 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
-    // Loads slot u: dY, X or Y, scale and bias.
+    // Loads slot u of the current row: dY, X or Y, scale and bias.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -172,7 +175,7 @@ struct Edge {
     i32 column;  // or -1
     A scale = 0, bias = 0, dy = 0, x = 0;
 
-    // Parameters of a column outside whole slots; none if `column` is negative.
+    // Loads scale and bias of `column`, which is outside whole slots; nothing if it is negative.
     __device__ __forceinline__ Edge(const In& in, i32 column) : column(column) {
         if (column < 0) return;
         scale = to_acc(in.scale[column]);
@@ -189,8 +192,10 @@ struct Edge {
     }
 };
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x] = sums over them of dY
-// x^, dY.
+// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
+// column = sums over them of dY x^, dY; both may be null. memory: dynamic shared memory, for the
+// staged rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
+// dX; both read the row from shared memory, to which later rows are copied meanwhile.
 template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
                                           Acc<T>* bias_sums, const Rows& rows, u8* memory) {
@@ -267,7 +272,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
 
 // ---- longer rows --------------------------------------------------------------------------------
 
-// means[row] = {mean of h, mean of h x^}; a block has one row.
+// means[row] = {mean of h, mean of h x^} of row number blockIdx.x, of `length` elements; a block
+// has one row.
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64 length,
                                              Acc<T>* means) {
@@ -306,6 +312,7 @@ struct Column {
     A scale, bias;
     A of_scale = 0, of_bias = 0;
 
+    // Loads the scale, and with FROM_Y the bias, of a column.
     __device__ __forceinline__ Column(const Inputs<T, V, FROM_Y>& in, const A* means, T* dx,
                                       i64 column, i64 length)
         : in(in), means(means), dx(dx), column(column), length(length) {
@@ -337,7 +344,8 @@ struct Column {
     }
 
   private:
-    // Adds an element to the sums of its column; with `means` also writes its dX.
+    // Adds the element of row `row`, with the row's statistics `own`, to the sums of its column;
+    // with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
@@ -349,8 +357,9 @@ struct Column {
     }
 };
 
-// dX of a tile of columns in one part of the rows, rows_of_part of them, and the part's sums of dY
-// x^ and dY. Grid (tiles, parts).
+// dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the part's
+// sums of dY x^ and dY, [parts][length]; dX and the sums may be null. means: from sum_long_row, or
+// null without dX. Grid (tiles of columns, parts).
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
@@ -376,8 +385,8 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 
 // ---- the second stage of sums over rows ---------------------------------------------------------
 
-// total[c] = sums[0][c] + ... + sums[n - 1][c], rounded; 0 where n is 0. A thread adds every
-// blockDim.y-th line of one column, from line threadIdx.y on.
+// total[c] = sums[0][c] + ... + sums[n - 1][c], c < length, rounded; 0 where n is 0. A thread adds
+// every blockDim.y-th line of one column, from line threadIdx.y on.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
     __shared__ Vec<A, 1> per_thread[STAGED_THREADS];

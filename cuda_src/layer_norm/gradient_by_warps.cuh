@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp has
-// neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets are
-// immediates of instructions. Scale and bias are in shared memory, converted to float.
+// gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp
+// has neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets
+// are immediates of instructions. Scale and bias are in shared memory, converted to float.
+// As in gradient.cuh, x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, and h = dY scale.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
@@ -11,12 +12,12 @@ constexpr int W = 8;              // elements of a slot, of 2 bytes each
 constexpr u32 APART = WARP * 16;  // bytes from one slot of a thread to its next
 using A = float;
 
-// each_slot: use(Number<u>{}) for u = U, ..., N - 1, an unrolled loop with u a compile-time constant.
+// An argument of each_slot's function: U, as a constant.
 template <int U>
 struct Number {
     static constexpr int value = U;
 };
-// use(Number<U>), ..., use(Number<N - 1>): a loop whose index is known at compile time.
+// use(Number<U>{}), ..., use(Number<N - 1>{}): a loop whose index is known at compile time.
 template <int U, int N, class Use>
 __device__ __forceinline__ void each_slot(const Use& use) {
     if constexpr (U < N) {
@@ -25,7 +26,8 @@ __device__ __forceinline__ void each_slot(const Use& use) {
     }
 }
 
-// Begins to copy 16 bytes from global + FROM to shared + TO, both added by the copy instruction itself.
+// Begins to copy 16 bytes from global + FROM to shared + TO, both added by the copy instruction
+// itself.
 template <int TO, int FROM>
 __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
@@ -38,8 +40,8 @@ __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #endif
 }
 
-// Returns `number`, hidden from the compiler: it recomputes what depends on it, instead of keeping the
-// results of an earlier computation in registers.
+// Returns `number`, hidden from the compiler: it recomputes what depends on it, instead of keeping
+// the results of an earlier computation in registers.
 __device__ __forceinline__ u32 anew(u32 number) {
 #ifndef __CUDA_CPU__
     asm volatile("" : "+r"(number));
@@ -59,8 +61,8 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
-    // Group g of block b has rows (b / period * groups + g) * period + b % period + k * step, k = 0,
-    // 1, ... With SHIFTED, where rows are not whole slots, rows `period` apart begin at the same
+    // Group g of block b has rows (b / period * groups + g) * period + b % period + k * step, k =
+    // 0, 1, ... With SHIFTED, where rows are not whole slots, rows `period` apart begin at the same
     // address modulo 16, so `head` is the same for all of them. in_block: number of the thread.
     __device__ __forceinline__ explicit Walk(const Rows& rows, u32 in_block = threadIdx.x)
         : rows(rows), end(rows.slots) {
@@ -95,6 +97,8 @@ struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
     u8* own;  // this thread's part
 
+    // Fills the table at `memory` from scale and bias; the groups of a block take slots in turn. A
+    // barrier must follow.
     template <bool SHIFTED>
     __device__ __forceinline__ Table(const V* scale, const V* bias, const Walk<SHIFTED>& walk,
                                      u8* memory) {
@@ -107,6 +111,7 @@ struct Table {
                 put(u, i, scale[column + i], FROM_Y ? bias + column + i : nullptr);
         }
     }
+    // to[i] = number K of column i of slot u, i < W.
     template <int K>
     __device__ __forceinline__ void read(int u, A (&to)[W]) const {
 #pragma unroll
@@ -118,12 +123,13 @@ struct Table {
     }
 
   private:
-    // Numbers k of columns 4 c to 4 c + 3 of slot u.
+    // Address of numbers k of columns 4 c to 4 c + 3 of slot u, 16 bytes. Those of a warp's lanes
+    // are neighbours, so that its accesses have no bank conflicts.
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
-    // Stores the scale of column i of slot u and, where x^ follows from Y, also 1 / scale and the
-    // bias.
+    // Stores number 0 of column i of slot u, the scale, and with FROM_Y numbers 1 and 2: 1 / scale
+    // and the bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -227,6 +233,7 @@ struct Gradient {
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return 2 * rows.depth * APART * (blockDim.x / WARP);
     }
+    // Finds the thread's places in `memory`, and fills the table behind the stages there.
     __device__ __forceinline__ Gradient(const In& in, const Rows& rows, u8* memory)
         : in(in),
           walk(rows),
@@ -235,8 +242,8 @@ struct Gradient {
           table(in.scale, in.bias, walk, memory + rows.stages * stage_nbytes(rows)),
           element(walk.element()) {}
 
-    // Begins to copy slot U of a row to the stage at offset `to`. of_dy and of_x point to the thread's
-    // first slot in that row.
+    // Begins to copy slot U of a row to the stage at offset `to`. of_dy and of_x point to the
+    // thread's first slot in that row.
     template <int U>
     __device__ __forceinline__ void start(const V* of_dy, const X* of_x, u32 to) const {
         copy_after<U * APART, U * APART>(dy + to, of_dy);
@@ -253,10 +260,12 @@ struct Gradient {
             async_copy::commit();
         }
     }
+    // Means of the current row from its sums, see sum_slot.
     __device__ Means<A> means(const A (&sums)[2], A inv_std) const {
         const A inverse_length = 1 / static_cast<A>(walk.rows.length);
         return means_of<A, FROM_Y>(sums, inv_std, in.is_centred(), inverse_length);
     }
+    // Index in the arrays of the current row's first element.
     __device__ i64 start_of_row() const { return element - walk.column(0); }
     // Goes on to the next row.
     __device__ __forceinline__ void leave() {
@@ -277,7 +286,8 @@ struct Gradient {
         vec::widen<X>(x + stage + u * APART, of_x);
         table.template read<0>(u, scale);
     }
-    // Replaces x[i], elements of X or Y, by x^.
+    // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift, or with FROM_Y (y -
+    // bias) / scale.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];
@@ -303,8 +313,9 @@ struct Gradient {
         }
         sums[0] += per_slot[0], sums[1] += per_slot[1];
     }
-    // Writes dX of slot U, adds to the sums over rows, and if goes_on begins to copy the slot that
-    // comes to the same place.
+    // Writes dX of slot U, adds to the sums over rows, and if goes_on begins to copy slot U of a
+    // later row to the same place. next_dy, next_x: the thread's first slot in that row; dx: in
+    // this one.
     template <int U>
     __device__ __forceinline__ void write_slot(const Factors& of, bool goes_on, const V* next_dy,
                                                const X* next_x, T* dx) {
@@ -322,7 +333,8 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
-    // dX and sums of the row's element outside whole slots.
+    // Writes dX, and adds to the sums over rows, of the row's element outside whole slots, if the
+    // thread has one. dx: the row's first element; own, of: statistics and means of the row.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;
@@ -334,8 +346,9 @@ struct Gradient {
     }
 };
 
-// The current row: its sums over its threads, then dX and the sums over rows. `left` rows of the
-// thread are left, this one included.
+// Computes the current row: its sums over its threads, then dX and the sums over rows; meanwhile
+// begins to copy a later one. edge, own: the row's Edge and Statistics. `left` rows of the thread
+// are left, this one included. dx: the whole array.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {
@@ -361,8 +374,9 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
 }
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x] = sums over them of dY
-// x^, dY.
+// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
+// column = sums over them of dY x^, dY. memory: dynamic shared memory, for `stages` rows, then the
+// Table.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, A* scale_sums,
                                           A* bias_sums, const Rows& rows, u8* memory) {

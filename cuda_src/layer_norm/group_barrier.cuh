@@ -5,7 +5,8 @@
 
 namespace cto::group_barrier {
 
-// Waits for the `threads` threads of a group, whole warps; groups are numbered from 0 to 14.
+// Waits for the `threads` threads of a group, whole warps; groups are numbered from 0 to 14, as
+// there are 16 barriers, of which __syncthreads has number 0.
 __device__ __forceinline__ void sync(u32 group, u32 threads) {
 #ifdef __CUDA_CPU__
     emulated_bar_sync(group + 1, threads);

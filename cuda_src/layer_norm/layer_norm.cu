@@ -37,16 +37,16 @@ using namespace cto;
 
 // ---- LayerNormalization, and without `is_centred` SimplifiedLayerNormalization ------------------
 
-// Launch bounds for short rows. For 12.0, CUDA 13 spills where V is wider than T, unless the number of
-// resident blocks is given.
+// Launch bounds for short rows. For 12.0, CUDA 13 spills where V is wider than T, unless the number
+// of resident blocks is given.
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 1200 && __CUDACC_VER_MAJOR__ >= 13
 #define SHORT_BOUNDS lines::SHORT_THREADS, sizeof(V) > sizeof(T) ? 9 : 0
 #else
 #define SHORT_BOUNDS lines::SHORT_THREADS
 #endif
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
-// of `length` elements in registers, at most SHORT_NBYTES each.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
+// each of n_rows rows of `length` elements in registers, at most SHORT_NBYTES each.
 extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
     layer_norm__short_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                            bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
-// of `length` elements in registers.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
+// each of n_rows rows of `length` elements in registers.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                      bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -71,16 +71,16 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 #else
 #define FULL_BOUNDS STAGED_THREADS
 #endif
-// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
-// FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for n_rows rows of exactly
+// threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon, i64 n_rows,
                           u32 threads) {
     full_rows::scale_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
-// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for rows of exactly threads *
-// 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
+// y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for n_rows rows of exactly
+// threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__deep_full_rows(const T* x, const V* scale, V* y, U* inv_std, double epsilon,
                                i64 n_rows, u32 threads) {
@@ -88,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
         x, scale, y, inv_std, static_cast<U>(epsilon), n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
-// rows of exactly threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; bias, mean and
-// inv_std may be null.
+// n_rows rows of exactly threads * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers;
+// bias, mean and inv_std may be null.
 extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                   U* inv_std, double epsilon, i64 n_rows, u32 threads) {
@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
-// rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers; bias, mean
-// and inv_std may be null.
+// n_rows rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers;
+// bias, mean and inv_std may be null.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
     layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                        U* inv_std, double epsilon, i64 n_rows, u32 threads) {
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
         {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
-// of `length` elements in registers, at most DEEP_COLUMNS each.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
+// each of n_rows rows of `length` elements in registers, at most DEEP_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
     layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -116,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
-// of `length` elements in registers, at most WIDE_COLUMNS each.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
+// each of n_rows rows of `length` elements in registers, at most WIDE_COLUMNS each.
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -126,8 +126,9 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have a row
-// of `length` elements in registers, loaded one by one, as arrays need not be aligned.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
+// each of n_rows rows of `length` elements in registers, loaded one by one, as arrays need not be
+// aligned.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -136,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
         threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
-// without is_centred the mean is 0. y, bias, mean and inv_std may be null. A block has a row, and
-// reads it three times.
+// without is_centred the mean is 0. y, bias, mean and inv_std may be null. A block has a row of
+// `length` elements, and reads it three times.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 length) {
@@ -146,10 +147,12 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
+//
+// rows: how many rows of which length there are, and how blocks and threads share them (Rows).
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are in vectors.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -159,8 +162,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                    scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16 bytes.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
+// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16
+// bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -170,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
@@ -182,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                  scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
 // types, which does not begin at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
@@ -195,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                 scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks through.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
 // Without `mean`, x^ = x * inv_std and dx has no mean of h. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
@@ -205,16 +209,16 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                scale_sums, bias_sums, rows, shared);
 }
-// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, for rows too long
-// for shared memory; layer_norm__gradient_columns reads them. A block has a row.
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, for rows too
+// long for shared memory; layer_norm__gradient_columns reads them. A block has a row.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
 }
 // dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (x - mean) *
-// inv_std; scale_sums[part] and bias_sums[part]: sums of dy * x^ and dy over rows_of_part rows.
-// Grid (tiles of columns, parts).
+// inv_std; scale_sums[part] and bias_sums[part], `length` numbers each: sums of dy * x^ and dy over
+// rows_of_part of the `count` rows. Grid (tiles of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__gradient_columns(const V* dy, const T* x, const V* scale, const U* mean,
                                  const U* inv_std, const U* means, T* dx, U* scale_sums,
@@ -226,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 // ---- InvertibleLayerNormalizationGrad -----------------------------------------------------------
 
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Rows are in vectors.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -237,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Rows do not begin at multiples of 16 bytes.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -248,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                  scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Whole warps share a row of 2-byte types.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Whole warps share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -259,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
                                                 scale_sums, bias_sums, rows, shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
-// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over the rows that a block walks
-// through. Elements are read one by one.
+// * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
+// [block][column]. Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -269,16 +273,16 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                               scale_sums, bias_sums, rows, shared);
 }
-// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, for rows too long
-// for shared memory; layer_norm__invertible_columns reads them. A block has a row.
+// means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, for rows too
+// long for shared memory; layer_norm__invertible_columns reads them. A block has a row.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
 }
 // dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (y - bias) / scale;
-// scale_sums[part] and bias_sums[part]: sums of dy * x^ and dy over rows_of_part rows. Grid (tiles
-// of columns, parts).
+// scale_sums[part] and bias_sums[part], `length` numbers each: sums of dy * x^ and dy over
+// rows_of_part of the `count` rows. Grid (tiles of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__invertible_columns(const V* dy, const V* y, const V* scale, const V* bias,
                                    const U* inv_std, const U* means, T* dx, U* scale_sums,
@@ -289,9 +293,9 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 
 // ---- the second stage of all sums over rows -----------------------------------------------------
 
-// scale_grad[column] = scale_sums[0][column] + ... + scale_sums[n - 1][column] where blockIdx.y is
-// 0, else the same of bias; nothing where the gradient's pointer is null. Grid (tiles of columns,
-// 2).
+// scale_grad[column] = scale_sums[0][column] + ... + scale_sums[n - 1][column], column < length,
+// where blockIdx.y is 0; where it is 1, bias_grad from bias_sums. Nothing where the gradient's
+// pointer is null. Grid (tiles of columns, 2).
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__total(const U* scale_sums, const U* bias_sums, V* scale_grad, V* bias_grad, i64 n,
                       i64 length) {

@@ -6,12 +6,15 @@
 // divided into slots of W neighbouring elements, which the threads of the group share. A thread has
 // the same columns in every row, so it can sum over rows in registers.
 //
-//     W > 1   slots begin at multiples of 16 bytes; a thread copies the slots that it reads itself, so
-//             no barrier is needed. In SHIFTED rows the start of a row is not aligned: the elements
-//             before the first slot and after the last, the edges, have one thread each. All rows of
-//             a thread have the same number of edges
+//     W > 1   slots begin at multiples of 16 bytes; a thread copies the slots that it reads itself,
+//             so no barrier is needed. In SHIFTED rows the start of a row is not aligned: the
+//             elements before the first slot and after the last, the edges, have one thread each.
+//             All rows of a thread have the same number of edges
 //     W = 1   rows begin anywhere; the group copies the aligned 16-byte words that contain the row,
 //             and waits at a barrier before it reads elements
+//
+// Rows says how: `count` rows of `length` elements; a row has `slots` slots, a thread up to `depth`
+// of them; shared memory has `stages` rows of each group.
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"
@@ -46,6 +49,8 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
+    // The thread's first row, by the formula above, and its slots: up to the row's last, with W = 1
+    // also up to its warp's last.
     __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
         group = threadIdx.x / rows.threads;
         thread = threadIdx.x - group * rows.threads;
@@ -58,6 +63,7 @@ struct Walk {
             end = static_cast<i32>((rows.length - head) / W);
         }
     }
+    // Rows from one of the thread's to its next.
     __device__ i64 step() const { return static_cast<i64>(gridDim.x) * rows.groups; }
     // True if some group of the block has a row left.
     __device__ bool goes_on() const {
@@ -69,9 +75,11 @@ struct Walk {
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
     }
     __device__ bool has(int u) const { return slot(u) < end; }
+    // The thread's slots of row any_row are below this: none past the last row.
     __device__ i32 end_of(i64 any_row) const { return any_row < rows.count ? end : 0; }
     // First column of slot u.
     __device__ i64 column(int u) const { return (SHIFTED ? head : 0) + slot(u) * W; }
+    // Index in the array of the first element of slot u in row any_row.
     __device__ i64 start(i64 any_row, int u) const { return any_row * rows.length + column(u); }
     // The column of this thread before or after the slots, or -1.
     __device__ i32 edge() const {
@@ -88,8 +96,8 @@ struct Walk {
         row += step();
         stage = stage + 1 < rows.stages ? stage + 1 : 0;
     }
-    // Waits for the current row's copies; with W > 1 those of the row after it may go on. With W = 1
-    // also a barrier: other threads made some of the copies, and may still read the row before.
+    // Waits for the current row's copies; with W > 1 those of the row after it may go on. With W =
+    // 1 also a barrier: other threads made some of the copies, and may still read the row before.
     __device__ __forceinline__ void arrive() const {
         if (W > 1 && rows.stages > 1) {
             async_copy::wait<1>();
@@ -129,9 +137,12 @@ struct Staged {
     static __device__ u32 stage_nbytes(const Rows& rows) {
         return W > 1 ? rows.depth * blockDim.x * SLOT_NBYTES : rows.groups * pitch(rows);
     }
+    // `own` in stage `stage`.
     __device__ __forceinline__ u8* in_stage(const Rows& rows, i32 stage) const {
         return own + stage * stage_nbytes(rows);
     }
+    // The place of the thread's slot u in a stage, for W > 1: a block's threads have neighbouring
+    // ones.
     __device__ __forceinline__ u8* slot(const Rows& rows, int u, i32 stage) const {
         return in_stage(rows, stage) + u * blockDim.x * SLOT_NBYTES;
     }
@@ -142,8 +153,9 @@ struct Staged {
         if (walk.slot(u) < walk.end_of(row))
             async_copy::copy<SLOT_NBYTES>(slot(walk.rows, u, stage), array + walk.start(row, u));
     }
-    // Begins to copy the 16-byte words that contain a row. Of the first and last word only the row's
-    // elements are copied, one by one, as the rest may be outside the array.
+    // Begins to copy the 16-byte words that contain row number `row` to stage `stage`. Of the first
+    // and last word only the row's elements are copied, one by one, as the rest may be outside the
+    // array.
     __device__ __forceinline__ void start_words(const Walk<W>& walk, i64 row, i32 stage) const {
         if (row >= walk.rows.count) return;
         const E* const begin = array + row * walk.rows.length;
@@ -175,7 +187,8 @@ struct Staged {
     }
 };
 
-// Begins the copies of the first rows of all arrays.
+// Begins the copies of the first rows of all arrays, a row for each stage. D: slots of a thread at
+// most.
 template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
                                             const Staged<E, W>&... arrays) {
@@ -192,7 +205,7 @@ __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// Waits for the current row; with W = 1, then begins the copies of the next one.
+// Waits for the current row of all arrays; with W = 1, then begins the copies of the next one.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
                                        const Staged<E, W>&... arrays) {
@@ -203,7 +216,8 @@ __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// With W > 1: slot u has been read for the last time, so begins to copy the one that takes its place.
+// With W > 1: slot u has been read for the last time, so begins to copy the one that takes its
+// place.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void replace(const Walk<W, SHIFTED>& walk, int u,
                                         const Staged<E, W>&... arrays) {
@@ -256,7 +270,8 @@ struct RowSums {
     }
 };
 
-// Sums over the lanes of a warp that have the same columns, of different rows: `threads` < WARP apart.
+// of_columns[i] = its sum over the lanes of a warp that have the same columns of different rows:
+// lanes `threads` apart, the threads of a row; nothing for threads >= WARP.
 template <class A, int N>
 __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]) {
 #pragma unroll 1
@@ -272,8 +287,9 @@ struct ColumnSums {
     Vec<A, W> per_slot[D] = {};
     A of_edge[1] = {};
 
-    // sums[blockIdx.x][column] = sum over all rows of the block: adds up the groups. Overwrites the
-    // rows in `shared`.
+    // sums[blockIdx.x][column] = sum over all rows of the block, nothing if `sums` is null. Groups
+    // in one warp are added by shuffles; others, `sharers` of them, each write a line to `shared`,
+    // over its rows, and these lines are added. With one sharer no line is needed.
     template <class AWalk>
     __device__ __forceinline__ void store(const AWalk& walk, A* sums, u8* shared) {
         if (!sums) return;
@@ -298,7 +314,7 @@ struct ColumnSums {
     }
 
   private:
-    // to[column] = the thread's sum of each of its columns.
+    // to[column] = the thread's sum of each of its columns, those of its slots and of its edge.
     template <class AWalk>
     __device__ __forceinline__ void put(const AWalk& walk, A* to) const {
         constexpr bool SHIFTED = AWalk::IS_SHIFTED;
@@ -324,8 +340,8 @@ struct InShared {
 
     Chunk* own;  // this thread's first chunk
 
-    // Allocates memory at `shared`, and moves `shared` past it. The groups of a block fill it
-    // together; a barrier must follow.
+    // Copies the scale or bias `from` to memory at `shared`, and moves `shared` past it. The groups
+    // of a block fill it together; a barrier must follow.
     template <class E>
     __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
         : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {

@@ -27,8 +27,8 @@ __device__ __forceinline__ double approximate_reciprocal(double x) {
 #endif
 }
 
-// 1 / x = y (1 + e + e^2 + ...), with y close to 1 / x and e = 1 - x y; the relative error is e^3. x is
-// normal.
+// 1 / x = y (1 + e + e^2 + ...), with y close to 1 / x and e = 1 - x y; the relative error is e^3.
+// x is normal.
 __device__ __forceinline__ double reciprocal(double x) {
     const double y = approximate_reciprocal(x);
     const double e = fma(-x, y, 1.0);
@@ -47,8 +47,8 @@ __device__ __forceinline__ double short_exponential(double z) {
                       0.5000000000000032218, 1.0);
 }
 
-// 2^x for -1500 <= x <= 0. In double 2^x = 2^(x - k) 2^k, k = x rounded. 2^k may be below the range of
-// normal numbers, so it is multiplied in two steps, 2^(k + 512) and 2^-512.
+// 2^x for -1500 <= x <= 0. In double 2^x = 2^(x - k) 2^k, k = x rounded. 2^k may be below the range
+// of normal numbers, so it is multiplied in two steps, 2^(k + 512) and 2^-512.
 __device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_2(double x) {
     const double rounded = x + ROUNDER;
@@ -82,6 +82,8 @@ constexpr double RAISED = 0x1p512;
 constexpr double LN2_FIRST = 0.693147180559663;      // 41 bits of ln 2
 constexpr double LN2_LAST = 4.0734913673344604e-13;  // 1 - LN2_FIRST / ln 2
 
+// RAISED e^(-t^2 / 2) as a Ratio: rounded = k + ROUNDER, whole = -2 k LN2_FIRST, q = odd / even,
+// over = 2^(k + 512) (even + z odd), under = even - z odd.
 __device__ __forceinline__ Ratio raised_normal_exponential(double t) {
     const double square = t * t, rounded = fma(square, -0.72134752044448170368, ROUNDER);
     const double whole = fma(rounded, -2 * LN2_FIRST, 2 * LN2_FIRST * ROUNDER);

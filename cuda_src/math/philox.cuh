@@ -44,7 +44,7 @@ struct Keys {
     __device__ u32 high(u32 round) const { return of_high[round]; }
 };
 
-// The four random words of a counter.
+// The four random words of a counter; key: a Seed or Keys.
 template <class Key>
 __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     u32(&c)[N_WORDS] = counter.at;
@@ -71,7 +71,8 @@ struct SequenceOf {
         const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
         return words_of(counter, key);
     }
-    // Word element % 4 of a block.
+    // Word element % 4 of block {low, high}, by selects: an array index would put the words in
+    // memory.
     __device__ __forceinline__ u32 word_of(u32 low, u32 high, u32 element) const {
         const Words words = block(low, high);
         const u32 i = element % N_WORDS;

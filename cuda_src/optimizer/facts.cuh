@@ -26,19 +26,26 @@
 
 namespace cto::facts::optimizer {
 
+// Threads of a block
 constexpr int THREADS = 128;
-// Packets of 16 bytes of each array a thread has in flight
+// Vectors of 16 bytes of each array that a thread loads together
 constexpr int VECS = 2;
-// Of an array that a block takes of a norm, and clips
+// Bytes of a gradient that a block takes, for a norm or to clip it
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-// Of an array of weights that a block makes a step of
+// Bytes of weights that a block updates in a step of SGD
 constexpr int STEP_NBYTES = CTO_STEP_NBYTES;
-// Tensors a launch: 28 bytes each, beside numbers
+// Tensors of each of two lists in a launch, at most. Each takes 28 bytes of the launch's arguments:
+// 2 addresses, a size and its first chunk.
 constexpr int TWO_LISTS = CTO_TWO_LISTS;
+// Addresses in the table of such a launch
 constexpr int POINTERS = CTO_POINTERS;
-// 20 bytes each
+// Tensors of the only list in a launch, at most: 20 bytes of arguments each
 constexpr int ONE_LIST = CTO_ONE_LIST;
 
+// Attributes of the SGD operators; i32 fields are 0 or 1. g grows by weight_decay w; the momentum
+// is b = momentum b + (1 - dampening) g, and the step -rate b, or with nesterov -rate (g + momentum
+// b). maximize: -g takes g's place. rounds_at_random: new weights in bfloat16 are rounded
+// stochastically, by random numbers from `seed`.
 struct SGDRule {
     double momentum;
     double dampening;

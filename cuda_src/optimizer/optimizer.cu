@@ -34,14 +34,16 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 // ---- SGD ----------------------------------------------------------------------------------------
 
+// Numbers of a step that all elements share: `by` in the formulas of struct Sgd. The divisor of
+// gradients is negative to maximize; rest_of_dampening = 1 - dampening; is_first: the first step.
 struct SgdFactors {
     ACC divisor, rate, weight_decay, momentum, rest_of_dampening;
     RandomRounding rounding;
     bool nesterov, is_first, update;  // without update the step is skipped
 };
 
-// The numbers of a step, computed once by each thread from attributes and inputs; `by` in the
-// formulas below.
+// The SgdFactors of a step, computed once by each thread from attributes (`rule`) and inputs, which
+// are launch arguments or in GPU memory.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -63,8 +65,10 @@ __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Eit
     return by;
 }
 
-// g = gradient / divisor + weight_decay w, u = g; with HAS_MOMENTUM b = momentum b + (1 - dampening) g,
-// or g in the first step, and u = b, or g + momentum b with nesterov. delta = -rate u; w = w + delta.
+// range_map's Map of a step:
+// g = gradient / divisor + weight_decay w, u = g; with HAS_MOMENTUM b = momentum b + (1 -
+// dampening) g, or g in the first step, and u = b, or g + momentum b with nesterov. delta = -rate
+// u; w = w + delta.
 template <bool HAS_MOMENTUM>
 struct Sgd : Descent<W, GRAD> {
     const ACC* momentum;  // null without HAS_MOMENTUM
@@ -88,9 +92,7 @@ struct Sgd : Descent<W, GRAD> {
         Base::load(loaded, i);
         if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
     }
-    // SGD's step of N elements: u = g / divisor + weight_decay w; momentum = momentum rate *
-    // momentum + (1 - dampening) u, or u in the first step; delta = -rate u, with u = momentum or,
-    // for Nesterov, u + momentum rate * momentum.
+    // Makes the step of elements i to i + N - 1 and writes all outputs.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC delta[N], weight[N], next_momentum[N];
@@ -110,7 +112,8 @@ struct Sgd : Descent<W, GRAD> {
         if constexpr (HAS_MOMENTUM) parameter_update::store(new_momentum, i, next_momentum);
         put(new_w, new_g, copy, i, weight, delta, by.rounding);
     }
-    // The step of elements [first, end), or, if it is skipped, copies of all inputs.
+    // Makes the step of a block's elements [first, end) of n, or, if it is skipped, copies all
+    // inputs.
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
             range_map::map_range<Tiling>(*this, first, end, n);
@@ -121,12 +124,13 @@ struct Sgd : Descent<W, GRAD> {
     }
 };
 
-// Lists of a launch: 0 to 3 are w, g, low-precision weights and momenta; 4 to 6 the new w, low-precision
-// weights and momenta. A list may be absent.
+// Lists of a launch: 0 to 3 are w, g, low-precision weights and momenta; 4 to 6 the new w,
+// low-precision weights and momenta. A list may be absent.
 constexpr int LISTED = 7, AFTER = 4;
 
-// A step for a list of parameters, or the same weights if it is skipped; a block has one chunk of one
-// tensor. divisor: see step::gradient_divisor.
+// A step, by the numbers `by`, for a list of parameters, or the same weights if it is skipped; a
+// block has one chunk of one tensor. arrays, columns: lists of the kinds above; sizes: elements of
+// each tensor. is_bfloat16: the type of low-precision weights, else float16.
 template <bool HAS_MOMENTUM>
 __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
                                         const Columns<LISTED>& columns,
@@ -149,7 +153,8 @@ __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
 
 // ---- clipping -----------------------------------------------------------------------------------
 
-// new_g = g * factor. The factor may be subnormal: norms may be close to the largest float.
+// range_map's Map of new_g = g * factor. The factor may be subnormal: norms may be close to the
+// largest float.
 struct Clip {
     const GRAD* g;
     GRAD* new_g;
@@ -185,8 +190,8 @@ using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
 
 using namespace cto;
 
-// delta = -rate * g, new_w = w + delta, new_g = delta; if the rate is not finite, new_w = w, new_g = g.
-// A block has Tiling::tile elements of n.
+// delta = -rate * g, new_w = w + delta, new_g = delta; if the rate is not finite, new_w = w, new_g
+// = g. A block has Tiling::tile elements of n.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
@@ -201,7 +206,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sgd.run(first, end, n);
 }
 
-// A step over lists.
+// A step of gradient descent without momenta for a list of parameters: struct Sgd. A block has one
+// chunk of one tensor. arrays, columns: lists of the LISTED kinds above. rule: attributes; rate to
+// update: the step's numbers, in launch arguments or GPU memory. is_bfloat16: the type of
+// low-precision weights, else float16. sizes: elements of each tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -213,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     descend<false>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// optimizer__sgd with momenta.
+// optimizer__sgd with momenta, and the same arguments.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -225,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum
     descend<true>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// new_step = step + 1, or step if the step is skipped. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
+// allow none. One thread.
 extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> rate,
                                             const __grid_constant__ Either<1> step,
                                             const __grid_constant__ Either<1> loss_scale,
@@ -235,7 +244,9 @@ extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> ra
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
-// be null. Blocks take chunks in turn; the last block of the last launch adds up `partials`.
+// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn; the last block of the
+// last launch adds up `partials`, N sums of each block of each launch; ticket, place: see
+// l2_norm::sums_all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
@@ -254,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // new_g = f g if f = max_norm / (norm + 1e-6) < 1, else g, also if the norm is NaN. A block has one
-// chunk of one tensor. arrays: list 0 is g, 1 is new_g.
+// chunk of one tensor. arrays, columns: list 0 is g, 1 is new_g; sizes: elements of each tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
     inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
                            const __grid_constant__ Columns<2> columns,

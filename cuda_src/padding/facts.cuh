@@ -10,13 +10,17 @@
 
 namespace cto::facts::padding {
 
+// Threads of a block
 constexpr int THREADS = 128;
+// Vectors that a thread writes
 constexpr int CHUNKS = CTO_CHUNKS;
-// More cannot have two positions each
+// Most dimensions before the innermost: no array in memory has more with two or more positions
+// each.
 constexpr int MAX_DIMENSIONS = 50;
 
-// Positions start, start + step, ... of a dimension, `count` of them, hold dY's 0, 1, ...;
-// `distance` is the step's size.
+// A dimension of dX with `extent` positions, of which a slice took `count`: start, start + step,
+// ..., where step is `distance`, or -distance if `backwards` is 1. Those are dY's positions 0, 1,
+// ...
 struct Dimension {
     Divisor extent;
     Divisor distance;
@@ -26,6 +30,7 @@ struct Dimension {
 };
 static_assert(sizeof(Dimension) == 72);
 
+// All outer dimensions, the outermost first; the rest of `at` is zeros.
 struct Dimensions {
     Dimension at[50];
 };

@@ -2,8 +2,8 @@
 // Padding with zeros, and its removal.  CPU provider: cupy_training_ops/families/padding/reference.py
 //
 // Elements are only copied, so arrays are `void*` and all lengths count words; see
-// algorithm/copy_runs.cuh. An operator is a source, whose at(position) tells where the words of the
-// output from `position` on come from.
+// algorithm/copy_runs.cuh. An operator is a Source, whose at(position) is the run of words, or of
+// zeros, that the output has from `position` on.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "padding/facts.cuh"
@@ -38,8 +38,8 @@ __device__ __forceinline__ bool is_run(const Dimension& dimension) {
     return dimension.distance.value == 1 && !dimension.backwards;
 }
 
-// The j < count with position = start + j * distance, or backwards start - j * distance; -1 if
-// there is none.
+// The j < dimension.count with position = start + j * distance, or backwards start - j * distance;
+// -1 if there is none: the position of dX is not sliced.
 __device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dimension) {
     const i64 offset =
         dimension.backwards ? dimension.start - position : position - dimension.start;
@@ -53,7 +53,8 @@ __device__ __forceinline__ int of_vector(i64 n) {
     return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
 }
 
-// The source of SliceGrad's dX. A row is the last dimension, `inner`; the others are `outer`.
+// The Source of SliceGrad's dX; n_dy: words of dY. A row is the last dimension, `inner`; the others
+// are the n_outer first of `outer`.
 struct Unsliced {
     const T* dy;
     i64 n_dy;
@@ -89,8 +90,8 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // The address of word j of dY's row for row `row` of dX, j may be outside
-    // of it; null for zeros.
+    // The address of word j of dY's row for row `row` of dX, where j may be outside of that row;
+    // null if the row of dX is zeros.
     __device__ const T* source_of(i64 row, i64 j) const {
         const i64 source = row_of(row);
         return source < 0 ? nullptr : dy + source * inner.count + j;
@@ -106,17 +107,18 @@ struct Unsliced {
         return loaded;
     }
 
-    // How many zeros follow from `column` on, if that is one: up to the run's
-    // start or the row's end.
+    // How many zeros dX has from `column` on, which has one: up to the run's start or the row's
+    // end; 1 if dY's words are apart.
     __device__ i64 zeros_from(i64 column) const {
         if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };
 
-// SliceGrad for rows of whole vectors: a thread writes one vector of Tile::vecs rows, blockDim.y
-// apart, always at the same columns. These are dY's columns j, j + 1, ...; those outside of
-// [begin, end) do not exist and give 0. `column_blocks` blocks share a row.
+// SliceGrad for n_rows rows of dX, of whole vectors: a thread writes one vector of Tile::vecs rows,
+// blockDim.y apart, always at the same columns. These are dY's columns j, j + 1, ...; of these,
+// words outside of [begin, end) of the vector do not exist and give 0. `column_blocks` blocks share
+// a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
     const u32 row_group = blockIdx.x / column_blocks;
@@ -145,7 +147,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
 
 // ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
-// The source of FlattenAndUnpad's output.
+// The Source of FlattenAndUnpad's output. width: words of a row.
 struct Selected {
     Divisor width;
     const T* x;
@@ -163,13 +165,15 @@ struct Selected {
 
 // ---- PadAndUnflatten: output[row] = x[last k with indices[k] == row], else 0 --------------------
 
-// True if `entry` of the table last_rows is valid for `target`. The table is never cleared; an
-// entry of an earlier call that passes this test is right, too.
+// True if `entry`, an entry of the table last_rows, is a row of x, of n_rows, whose index is
+// `target`. The table is never cleared; an entry of an earlier call that passes this test is right,
+// too.
 __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
-// The source of PadAndUnflatten's output.
+// The Source of PadAndUnflatten's output. width: words of a row. last_rows[row]: the last k with
+// indices[k] == row, if is_row_of is true of it.
 struct Padded {
     Divisor width;
     const T* x;
@@ -191,8 +195,9 @@ struct Padded {
 
 using namespace cto;
 
-// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0.
-// A block writes a tile.
+// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0. n_dy, n_dx:
+// words of dY and dX. inner: the last dimension; outer: the n_outer others, from the first sliced
+// one on. A block writes a tile of dX.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -200,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
-// slice_grad for rows of whole vectors, see write_rows. With RESIDENT blocks, words of one byte
-// would have too few registers.
+// slice_grad for n_rows rows of whole vectors: a thread has the same columns of several rows, see
+// write_rows. With RESIDENT blocks, words of one byte would have too few registers.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
                      const __grid_constant__ Dimensions outer,
@@ -210,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     write_rows(static_cast<T*>(dx), n_rows, source, column_blocks);
 }
 
-// output[row] = input[indices[row]], zeros where the index is out of range; a block writes a tile
-// of output.
+// output[row] = input[indices[row]], row < n_output_rows, zeros where the index is not from 0 to
+// n_input_rows - 1. width: words of a row. A block writes a tile of output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
                       i64 n_output_rows, const __grid_constant__ Divisor width) {
@@ -220,8 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                 source);
 }
 
-// last_rows[target] = the last row of the input whose index is `target`; entries of other targets
-// stay as they are. pad_and_unflatten reads the table.
+// last_rows[indices[row]] = row, the last of n_input_rows rows with this index; entries of other
+// targets, of n_output_rows, stay as they are. pad_and_unflatten reads the table. A row a thread;
+// threads with one target exchange entries until the last row is there.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten__last_rows(const INDEX* indices, i64* last_rows, i64 n_input_rows,
                                  i64 n_output_rows) {
@@ -238,8 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// output[row] = input[last_rows[row]], zeros where that is no row of the input
-// whose index is `row`.
+// output[row] = input[last_rows[row]], row < n_output_rows, zeros where that is no row of the
+// input, of n_input_rows, whose index is `row`. width: words of a row. A block writes a tile of
+// output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

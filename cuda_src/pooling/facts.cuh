@@ -62,12 +62,14 @@
 
 namespace cto::facts::pooling {
 
-// That kernels have
+// Spatial axes that kernels have; missing ones have an extent of 1, in front
 constexpr int AXES = 3;
+// Threads of a block
 constexpr int THREADS = 256;
-// Neighbours along the last axis that a thread of a gradient makes
+// Neighbouring elements of dX along the last axis that a thread computes
 constexpr int RUN = 4;
-// Neighbours along the axis before the last that a thread of Y makes, by the bytes of an element.
+// Neighbouring elements of Y along the axis before the last that a thread computes, by the bytes of
+// an element.
 template <int NBYTES>
 constexpr int ROWS = 0;
 template <>
@@ -76,31 +78,46 @@ template <>
 constexpr int ROWS<4> = 4;
 template <>
 constexpr int ROWS<8> = 4;
-// Elements of a plane from which on a block sums it, not a warp
+// Elements from which on a plane is averaged by a block, not by a warp
 constexpr int LONG = 2048;
-// Constants of a compilation for tiles of windows: the last two axes, rows and columns; one for
-// other kernels has none. A thread makes TILE_ROWS x TILE_COLUMNS windows, or the part of dX in
-// their place.
+// 1: a compilation for 2-D windows with the kernel, stride and pads below, rows being the axis
+// before the last and columns the last; a thread computes a tile of windows. 0: for any windows.
 constexpr int TILED = CTO_TILED;
+// Elements of a window along the rows' axis
 constexpr int KERNEL_ROWS = CTO_KERNEL_ROWS;
+// Elements of a window along the columns' axis
 constexpr int KERNEL_COLUMNS = CTO_KERNEL_COLUMNS;
+// Elements from a window to the next along the rows' axis
 constexpr int STRIDE_ROWS = CTO_STRIDE_ROWS;
+// Elements from a window to the next along the columns' axis
 constexpr int STRIDE_COLUMNS = CTO_STRIDE_COLUMNS;
+// Elements of padding before the first row
 constexpr int PAD_ROWS = CTO_PAD_ROWS;
+// Elements of padding before the first column
 constexpr int PAD_COLUMNS = CTO_PAD_COLUMNS;
+// Rows of windows of a thread's tile
 constexpr int TILE_ROWS = CTO_TILE_ROWS;
+// Columns of windows of a thread's tile
 constexpr int TILE_COLUMNS = CTO_TILE_COLUMNS;
+// 1: a thread's columns of X or dX are loaded or stored as vectors
 constexpr int X_VECTORS = CTO_X_VECTORS;
+// 1: those of Y, dY and Indices are, too
 constexpr int Y_VECTORS = CTO_Y_VECTORS;
+// 1: along the rows' axis, what a tile reads and writes is in the array
 constexpr int INSIDE_ROWS = CTO_INSIDE_ROWS;
+// 1: the same along the columns' axis
 constexpr int INSIDE_COLUMNS = CTO_INSIDE_COLUMNS;
-// 1: all elements of each window count
+// 1: every average is over all elements of its window, with or without pads
 constexpr int FULL = CTO_FULL;
-// Elements of windows of which a block needs not all registers of a multiprocessor
+// Most elements of a window with which two blocks run on a multiprocessor, not one
 constexpr int SMALL = 9;
 
-// Extents of X and of Y; `padded` is where the pads behind X end. `written` are the extents of what
-// is written. Along an axis an element's number in Indices grows by `number`.
+// Of each axis: extents of X (image) and of Y (output); elements of a window (kernel), from a
+// window to the next (stride) and between a window's elements (dilation); elements of padding
+// before X (pad); the position at which the padding after X ends (padded). number: what Indices
+// grow by from one element of X to the next. written: divisors by how many threads the array that
+// is written takes, one for each RUN elements along the last axis of dX, or ROWS along the axis
+// before in Y.
 struct Geometry {
     int image[3];
     int output[3];
@@ -114,7 +131,7 @@ struct Geometry {
 };
 static_assert(sizeof(Geometry) == 184);
 
-// The same for tiles, of rows and columns; `tiles` are how many there are.
+// The same of rows and columns, for TILED kernels. tiles: divisors by the number of tiles.
 struct Planes {
     int image[2];
     int output[2];

@@ -25,7 +25,7 @@ struct Largest {
     T value;
     i64 number;  // of the element in X; -1 if there is none yet
 
-    // Keeps the candidate if it is larger, or NaN, or the first one.
+    // Keeps the candidate, element its_number of X, if it is larger, or NaN, or the first one.
     __device__ void see(T candidate, i64 its_number) {
         const ACC x = to_acc(candidate), y = to_acc(value);
         if (number >= 0 && !largest::is_larger(x, y)) return;
@@ -34,8 +34,8 @@ struct Largest {
     }
 };
 
-// True if element i, between the first and the last element of window o, is in it:
-// dilation leaves gaps.
+// True if the element at position i, between the first and the last element of window o along each
+// axis, is in the window: dilation leaves gaps.
 __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[AXES],
                                       const i32 (&o)[AXES]) {
     bool all = true;
@@ -52,8 +52,8 @@ struct Neighbours {
     Place place;
     i32 length;
 
-    // The RUN neighbouring elements of dX that thread `position` computes; fewer at the end of a
-    // line.
+    // The neighbours of thread `position`, which has RUN of them; fewer at the end of a line.
+    // geometry.written counts such runs along the last axis.
     __device__ Neighbours(const Geometry& geometry, i64 position)
         : place(place_of(geometry, position)) {
         place.at[LAST] *= RUN;
@@ -61,7 +61,8 @@ struct Neighbours {
     }
 };
 
-// sums[k] = dX of neighbour k, `first` being the position of neighbour 0.
+// sums[k] = dX of neighbour k, k < RUN. In its functions `first` is the position of neighbour 0,
+// along each axis, and o the number of a window along each axis.
 struct Gathered {
     ACC sums[RUN];
 
@@ -72,7 +73,9 @@ struct Gathered {
         for (int k = 0; k < RUN; ++k)
             if (reaches(geometry, first, o, k)) sums[k] += value;
     }
-    // For average pools: adds slopes[k] / elements of the window, for windows o, ..., o + n - 1.
+    // For average pools: adds slopes[k] / (elements of window o + k that count) to the neighbours
+    // in it, for n windows along the last axis; slopes[k]: dY of window o + k. include_pad:
+    // elements in the padding count.
     __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
                                               const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
                                               bool include_pad) {
@@ -86,8 +89,9 @@ struct Gathered {
             add(geometry, first, window, to_acc(slopes[k]) / max(count, ACC(1)));
         }
     }
-    // For maximum pools: adds window o's value to its maximum, if that is one of the neighbours.
-    // number: index of the maximum - index of neighbour 0; it may be any number.
+    // For maximum pools: adds `value`, dY of window o, to the neighbour that is the window's
+    // maximum, if one is. number: index of the maximum - index of neighbour 0; as Indices may be
+    // anything, so may this be, and the neighbour must be in the window, too.
     __device__ __forceinline__ void add_chosen(const Geometry& geometry, u64 number,
                                                const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                ACC value) {
@@ -112,7 +116,8 @@ struct Gathered {
     }
 
   private:
-    // True if neighbour k is in window o.
+    // True if neighbour k is in window o: along the last axis, between its first and its last
+    // element, and not in a gap.
     static __device__ __forceinline__ bool reaches(const Geometry& geometry,
                                                    const i32 (&first)[AXES], const i32 (&o)[AXES],
                                                    int k) {
@@ -145,8 +150,8 @@ struct WindowsOfRows {
             offset = offset * geometry.output[axis] + place.at[axis] + (axis == ROWS_AXIS ? k : 0);
         return offset;
     }
-    // Calls see(k, element, its number in X) for each element of each window k. For each tap, the
-    // elements of all windows are loaded before the first call.
+    // Calls see(k, element, its number in X) for each element of x in each window k. For each tap
+    // (place in a window), the elements of all windows are loaded before the first call.
     template <class See>
     __device__ __forceinline__ void visit(const T* x, const See& see) const {
         const i64 plane = place.plane * product(geometry.image);
@@ -186,7 +191,8 @@ struct Sum {
     __device__ __forceinline__ void operator()(const vec::Vec<T, 1>& x) { sum += to_acc(x.at[0]); }
 };
 
-// This thread's part of the sum of a plane; it is number `thread` of n_threads.
+// Returns this thread's part of the sum of the `length` elements of a plane; it is number `thread`
+// of n_threads.
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
     constexpr i64 SPAN = 1 << 30;  // vectors that are visited at once
@@ -228,7 +234,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // dx[i] = sum of dy over the windows whose index is i. A thread has RUN neighbours along the last
-// axis, which have most windows in common; n threads in all.
+// axis, which have most windows in common; n threads in all. by_vectors: all RUN exist and are
+// stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
@@ -264,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// y = the mean of each window; include_pad: its elements in the padding count, as zeros. Threads as
-// in max_pool.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
+// has OF_ROWS windows, neighbours along the axis before the last; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
@@ -288,7 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool. Threads as in max_pool_grad.
+// that count in average_pool, with include_pad as there. A thread has RUN neighbours along the last
+// axis; n threads in all. by_vectors: all RUN exist and are stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
                       const __grid_constant__ Geometry geometry) {
@@ -313,8 +321,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 
 // ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED -
 
-// y = the maximum of each window, indices = its number in X; either may be null. A thread has a
-// tile of TILE_ROWS x TILE_COLUMNS windows.
+// y = the maximum of each window, indices = its number in X; either may be null. Each of n threads
+// has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: extents of X and Y, and how many tiles
+// cover Y.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
                     const __grid_constant__ Planes planes) {
@@ -325,7 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = sum of dy over the windows whose index is i. A thread has the part of dx of a tile.
+// dx[i] = sum of dy over the windows whose index is i. Each of n threads has the part of dx of a
+// tile. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
                          T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
@@ -337,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
-// has a tile of TILE_ROWS x TILE_COLUMNS windows.
+// y = the mean of each window; include_pad: its elements in the padding count, as zeros. Each of n
+// threads has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
                         const __grid_constant__ Planes planes) {
@@ -349,7 +359,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = sum of dy / count over the windows that contain i. A thread has the part of dx of a tile.
+// dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
+// that count in average_pool__tiles, with include_pad as there. Each of n threads has the part of
+// dx of a tile. planes: as in max_pool__tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Pools and gradients of a thread's tile of windows: pooling/tiles.cuh.
+// Pools and gradients of a thread's tile of windows: pooling/tiles.cuh. x, y, dy, dx, indices:
+// whole arrays of planes; planes: extents of a plane of X (`image`) and of Y (`output`);
+// include_pad: elements in the padding count for a mean.
 #pragma once
 #include "pooling/largest.cuh"
 #include "pooling/tiles.cuh"
@@ -42,14 +44,15 @@ __device__ __forceinline__ float mean_of(float sum, float count, float inverse) 
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// count[w] = elements of window `first` + w along an axis that count, at least
-// 1; inverse = 1 / count.
+// count[w] = elements of window first + w along an axis that count, at least 1; inverse[w] = 1 /
+// count[w], w < N. Those inside the image count, with include_pad those inside the padded one,
+// which ends at `padded`.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
 
-    // count[w] = elements of window first + w inside the image, or inside the padded one;
-    // inverse[w] = 1 / count[w].
+    // first: number of window 0 along the axis; image, padded: ends of the image and of the padded
+    // one.
     __device__ __forceinline__ Counts(i32 first, i32 image, i32 padded, bool include_pad) {
         const i32 end = include_pad ? padded : image, begin = include_pad ? -Axis::pad : 0;
 #pragma unroll
@@ -62,7 +65,8 @@ struct Counts {
     }
 };
 
-// of(sum, r, c) = the mean for the sum of window (row + r, column + c), r < ROWS, c < COLUMNS.
+// of(sum, r, c) returns the mean of window (row + r, column + c) from the sum of its elements, r <
+// ROWS, c < COLUMNS.
 template <class A, int ROWS, int COLUMNS>
 struct Means {
     Counts<A, Rows, ROWS> rows;
@@ -72,7 +76,8 @@ struct Means {
         : rows(row, planes.image[0], planes.padded[0], include_pad),
           across(column, planes.image[1], planes.padded[1], include_pad) {}
 
-    // FULL: all windows have KERNEL_ROWS * KERNEL_COLUMNS elements that count.
+    // The mean of window (r, c), whose elements add up to `sum`. FULL: all windows have KERNEL_ROWS
+    // * KERNEL_COLUMNS elements that count; a power of two is divided by exactly.
     __device__ __forceinline__ A of(A sum, int r, int c) const {
         constexpr int ALL = KERNEL_ROWS * KERNEL_COLUMNS;
         constexpr A INVERSE = A(1) / A(ALL);
@@ -82,8 +87,9 @@ struct Means {
     }
 };
 
-// Average pool of a tile. Each row of X is loaded once and added to the sums of all rows of windows
-// that contain it; a row of windows is stored after its last row.
+// Writes the average pool of a tile of x to y; include_pad: elements in the padding count. Each row
+// of X is loaded once and added to the sums of all rows of windows that contain it; a row of
+// windows is stored after its last row.
 template <class T>
 __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
                                             const Planes& planes) {
@@ -121,7 +127,7 @@ __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, 
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-// The part of dX of a tile.
+// The part of dX of a tile: sums[i][j] of its row i and column j.
 template <class T>
 struct PartOfGradient {
     using A = Acc<T>;
@@ -141,7 +147,7 @@ struct PartOfGradient {
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
-    // Stores the rows whose last row of windows is w.
+    // Stores the rows of dX whose last row of windows is w: their sums are complete.
     __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
                                                const Planes& planes) const {
         T* const to = dx + tile.start(planes.image) + tile.x_column();
@@ -156,7 +162,9 @@ struct PartOfGradient {
     }
 };
 
-// Gradient of an average pool for a tile: each row of windows is loaded once.
+// Writes the tile's part of dX of an average pool: each row of windows around it is loaded once,
+// and each dY divided by the elements of its window that count, with include_pad those in the
+// padding, too.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
                                                         const Tile& tile, const Planes& planes) {
@@ -187,7 +195,8 @@ struct Routes {
     Line<i64, YColumns> chosen;
 };
 
-// Gradient of a maximum pool for a tile: each row of windows is loaded once.
+// Writes the tile's part of dX of a maximum pool: each row of windows around it is loaded once. An
+// index outside the plane becomes ALL_LANES, which no element has as its number.
 template <class T>
 __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64* indices, T* dx,
                                                           const Tile& tile, const Planes& planes) {
@@ -229,7 +238,7 @@ struct Largest {
     A value;
     u32 number;
 
-    // Keeps the larger one.
+    // Keeps the larger of the two: a NaN is larger than numbers, the earlier one than an equal one.
     __device__ __forceinline__ void see(const Largest& other) {
         const bool larger = largest::is_larger(other.value, value);
         value = larger ? other.value : value;
@@ -249,6 +258,7 @@ struct Destination {
     i32 rest;         // columns of the plane from the tile's first on
     Pitch y_pitch, indices_pitch;
 
+    // Where the maxima of `tile` go; x, y, indices: the whole arrays.
     __device__ __forceinline__ Destination(const T* x, T* y, i64* indices, const Tile& tile,
                                            const Planes& planes)
         : x(x + tile.start(planes.image)),
@@ -284,8 +294,10 @@ struct Destination {
     }
 };
 
-// Maximum pool of a tile. Reads outside of X are clamped to its nearest element: that one is in the
-// same window, since each window contains an element of X, and comparing it twice changes nothing.
+// Writes the maximum pool of a tile to y and indices; either may be null. For each row of X: the
+// largest element of each column of windows in this row, then compared with those of earlier rows.
+// Reads outside of X are clamped to its nearest element: that one is in the same window, since each
+// window contains an element of X, and comparing it twice changes nothing.
 template <class T>
 __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, const Tile& tile,
                                               const Planes& planes) {

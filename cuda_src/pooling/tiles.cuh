@@ -44,7 +44,8 @@ struct Tile {
     i64 plane;
     i32 row, column;
 
-    // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest.
+    // Tile `position` of the numbering (plane, tile down, tile across), the last one fastest;
+    // planes.tiles: how many of them a plane has down and across.
     __device__ __forceinline__ Tile(const Planes& planes, u32 position) {
         const u32 above = fast_division::quotient(position, planes.tiles[1]);
         const u32 before = fast_division::quotient(above, planes.tiles[0]);
@@ -58,6 +59,7 @@ struct Tile {
     __device__ __forceinline__ i64 start(const i32 (&extents)[2]) const {
         return plane * (extents[0] * extents[1]);
     }
+    // Row and column of X where the tile's first window would start without pads.
     __device__ __forceinline__ i32 x_row() const { return row * STRIDE_ROWS; }
     __device__ __forceinline__ i32 x_column() const { return column * STRIDE_COLUMNS; }
 };
@@ -159,6 +161,7 @@ struct Lines {
     const E *own, *alone[C::alone + 1];  // in row 0
     bool has[C::alone + 1];
 
+    // Finds the addresses of the columns in row 0 of `plane`, and which of them exist.
     __device__ __forceinline__ Lines(const E* plane, const C& columns)
         : pitch(Pitch::of<E>(columns.width)), own(plane + columns.first) {
 #pragma unroll
@@ -170,7 +173,7 @@ struct Lines {
                 NEAREST && !INSIDE_COLUMNS ? plane + columns.nearest(c) : own + (c - C::before);
         }
     }
-    // Row `row`; zeros unless it exists.
+    // Returns the columns of row `row` of the plane; zeros unless `exists`.
     __device__ __forceinline__ Line load(i32 row, bool exists) const {
         Line line{};
         const auto* const pieces =
@@ -219,7 +222,8 @@ constexpr int X_OWN = X_VECTORS ? Across::N_INPUTS : REACHED;
 using XColumns = Columns<PAD_COLUMNS, X_OWN, (REACHED > X_OWN ? REACHED - X_OWN : 0), X_VECTORS>;
 using YColumns = Columns<Across::before, TILE_COLUMNS, Across::behind, Y_VECTORS>;
 
-// Calls use(i, load(i)) for rows i < N; AHEAD loads are in flight.
+// Calls use(i, load(i)) for rows i < N; AHEAD loads are in flight. load returns a row of known
+// `nbytes`.
 template <int N, class Load, class Use>
 __device__ __forceinline__ void visit_rows(const Load& load, const Use& use) {
     using Row = decltype(load(0));

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The windows of elements, and the elements of windows: window o has elements o * stride - pad +
 // tap * dilation along an axis, tap < kernel. See families/pooling/windows.py.
+//
+// geometry has these numbers for each of AXES axes, the extents of X (`image`) and Y (`output`),
+// and `number`: by how much an element's number in Indices grows along the axis.
 #pragma once
 #include "core/fast_division.cuh"
 #include "pooling/facts.cuh"
@@ -11,7 +14,8 @@ using namespace facts::pooling;
 using fast_division::Cell;
 using fast_division::cell_at;
 
-// Position of an element in a plane of (images, channels).
+// Position of an element: its plane (number of image and channel), and its coordinates in the
+// plane.
 struct Place {
     i64 plane;
     i32 at[AXES];
@@ -79,8 +83,9 @@ __device__ __forceinline__ i32 count_of(const Geometry& geometry, int axis, i32 
     return max(counted.end - counted.begin, 0);
 }
 
-// Calls visit(offset in the plane, number in Indices, row) for each element of window o, also for
-// rows outside of the image: windows below this one use the same loop.
+// Calls visit(offset in the plane, number in Indices without the plane's, row) for each element of
+// window o (its number along each axis), also for rows outside of the image: windows below this one
+// use the same loop.
 template <class Visit>
 __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
                                                        const i32 (&o)[AXES], Visit&& visit) {
@@ -107,8 +112,9 @@ __device__ __forceinline__ void visit_elements_of_rows(const Geometry& geometry,
             }
 }
 
-// Calls visit(index of window o in the plane, o, n) for all windows around elements i, ..., i
-// + length - 1 along the last axis: windows o, ..., o + n - 1 along this axis, n <= RUN.
+// Calls visit(index of window o in the plane, o, n) for all windows around the element at i and the
+// length - 1 after it along the last axis; a call is for windows o, ..., o + n - 1 along this axis,
+// n <= RUN.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
                                               i32 length, Visit&& visit) {

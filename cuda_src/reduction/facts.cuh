@@ -14,14 +14,19 @@
 
 namespace cto::facts::reduction {
 
+// Threads of a block
 constexpr int THREADS = 256;
-// Packets of 16 bytes a thread has in flight
+// Vectors of 16 bytes that a thread loads together
 constexpr int UNROLL = 4;
+// Bytes of a tensor's chunk, which a block reads
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-// Tensors a launch: 20 bytes each, 4,000 in all
+// Tensors of a launch, at most. Each takes 20 bytes of the launch's arguments, which have 4 KB: an
+// address, a size and its first chunk.
 constexpr int CAPACITY = CTO_CAPACITY;
 
-// Slabs of n_rows rows of n_columns; a block sums `span` rows of a tile of columns.
+// An array of n_slabs x n_rows x n_columns elements, summed over rows. The rows of a slab are
+// divided into n_spans spans of `span` rows, its columns into n_tiles tiles: a block sums one span
+// of one tile.
 struct Slabs {
     long long n_slabs;
     long long n_rows;

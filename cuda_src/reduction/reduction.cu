@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sums, norms and finiteness checks.  CPU provider: cupy_training_ops/families/reduction/reference.py
 //
-// Every kernel is one launch: where blocks share a result, the block that finishes last adds up their
-// partial sums, in an order that does not depend on which block it is.
+// Where blocks share a result, the block that finishes last adds up their partial sums, in an order
+// that does not depend on which block it is.
 #include "algorithm/column_reduce.cuh"
 #include "algorithm/l2_norm.cuh"
 #include "algorithm/map.cuh"
@@ -30,9 +30,11 @@ using Y = CTO_Y;
 
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
 
-// y[slab][column] = sum over rows of x[slab][row][column]. Threads (x, y, z) of a block have N columns,
-// every blockDim.y-th row of a span, and a slab. With several spans blockDim.z is 1, `partials`
-// takes the sums of spans, and the last block adds these. per_thread and last are in shared memory.
+// y[slab][column] = sum over rows of x[slab][row][column]. Thread (x, y, z) of a block has N
+// columns, every blockDim.y-th row of a span, and a slab; block number = (slab * n_spans + span) *
+// n_tiles + tile of columns. With several spans blockDim.z is 1, `partials`, [slab][span][column],
+// takes the sums of spans, and the last block of each slab and tile, by its ticket, adds these.
+// per_thread and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
@@ -66,9 +68,9 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
     if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
-// y[row] = sum of x[row]; a row is `lanes` vectors, a power of two. A warp loads neighbouring
-// vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the sums of their
-// rows, and different lanes write different rows.
+// y[row] = sum of x[row], row < n_rows; a row is `lanes` vectors, a power of two. A warp loads
+// neighbouring vectors, a lane one vector of each of UNROLL rows. Shuffles then give all lanes the
+// sums of their rows, and different lanes write different rows.
 __device__ __forceinline__ void sum_short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     constexpr int N = vec::WIDTH<T>;
     const u32 shift = 31 - __clz(lanes), lane = threadIdx.x & (lanes - 1);
@@ -139,13 +141,14 @@ using Word = Format<T>::Word;
 __device__ __forceinline__ Word not_a_number(Word x) {
     return (x & ~Format<T>::top) + Format<T>::fraction;
 }
-// The top bit of each element is set if it is NaN or infinite: adding 1 to the exponent carries into it
-// only if the exponent is all ones.
+// The top bit of each element is set if it is NaN or infinite: adding 1 to the exponent carries
+// into it only if the exponent is all ones.
 __device__ __forceinline__ Word not_finite(Word x) {
     constexpr Word lowest = Format<T>::exponent & ~(Format<T>::exponent << 1);
     return (x & Format<T>::exponent) + lowest;
 }
 
+// Tests of AnyOf: the top bit of each element of the result is set if the element is so.
 struct NotFinite {
     static __device__ __forceinline__ Word test(Word x) { return not_finite(x); }
 };
@@ -180,7 +183,8 @@ struct AnyOf {
 struct AnyFalse {
     u32 zeros = 0;  // four bytes, each with its top bit set if such a byte was 0
 
-    // Sets the top bit of a byte of `zeros` if that byte of x is 0.
+    // Sets top bits of `zeros` if a byte of x is 0: subtracting 1 borrows from the top bit of a
+    // byte that is 0, and the lowest such byte is always noticed.
     __device__ __forceinline__ void test(u32 x) { zeros |= (x - 0x01010101u) & ~x & 0x80808080u; }
     __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
 #pragma unroll
@@ -190,14 +194,14 @@ struct AnyFalse {
     __device__ bool any() const { return zeros; }
 };
 
-// Counters that all blocks share: `ticket` shows which block is the last; `any` is 1 once one
-// thread of a block has passed `true` to `report`.
+// Counters that all blocks share: `ticket` counts the blocks that have finished; `any` is 1 once
+// one thread of a block has passed `true` to `report`.
 struct Poll {
     Zeroed<u32>*ticket, *any;
 };
 
-// y[0] = not (`passed` in any thread of any launch of this call); written by the last block of the last
-// launch.
+// y[0] = false if `passed` is true in any thread of any launch of this call, else true; written by
+// the last block of the launch with last_launch. `last` is in shared memory.
 __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(passed);
@@ -206,7 +210,8 @@ __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_
         y[0] = atomicExch(&poll.any->value, 0u) == 0;
 }
 
-// y[0] = no element of the arrays passes Test, over all launches of a call.
+// y[0] = no element of the arrays, of sizes.size[t] elements each, passes Test, over all launches
+// of a call, of which one has last_launch.
 template <class Test>
 __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
                                         const TensorSizes<CAPACITY>& sizes, const Poll& poll,
@@ -221,7 +226,8 @@ __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
 
 using namespace cto;
 
-// y[row] = sum of x[row], of many rows: `lanes` neighbouring threads, a power of two, add up one.
+// y[row] = sum of x[row], of n_rows rows of `length` elements: `lanes` neighbouring threads, a
+// power of two, add up one.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__rows(const T* x, Y* y, i64 n_rows, i64 length, u32 lanes) {
     const u32 lane = threadIdx.x & (lanes - 1);
@@ -234,15 +240,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
-// y[row] = sum of x[row] for rows of `lanes` vectors of 16 bytes, a power of two; x is aligned. `lanes`
-// neighbouring threads add up a row, one vector each.
+// y[row] = sum of x[row] for rows of `lanes` vectors of 16 bytes, a power of two; x is aligned.
+// `lanes` neighbouring threads add up a row, one vector each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     sum_short_rows(x, y, n_rows, lanes);
 }
 
-// y[row] = sum of x[row] for long rows: n_spans blocks share a row, `span` vectors each. The last
-// of them adds up their partial sums.
+// y[row] = sum of x[row], of `length` elements, for long rows: n_spans blocks share a row, `span`
+// vectors each. The last of them, by the row's ticket, adds up their partial sums, partials[row *
+// n_spans + number of span].
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                    i64 length, i64 span, u32 n_spans) {
@@ -263,8 +270,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
 }
 
-// y[slab][column] = sum over rows of x[slab][row][column], read in vectors. Where several spans of
-// rows share a column, `partials` takes their sums, and the block that finishes last adds these up.
+// y[slab][column] = sum over rows of x[slab][row][column], read in vectors; slabs: extents of x,
+// and how its rows are cut into spans. Where several spans share a column, `partials` takes their
+// sums, and the block that finishes last, by the ticket of slab and tile of columns, adds these up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
@@ -273,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
-// reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole vectors: a
-// thread has one column.
+// reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole
+// vectors: a thread has one column.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
@@ -290,7 +298,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
-// y[0] = sqrt(sum of squares of all elements of all arrays), by the block that finishes last.
+// y[0] = sqrt(sum of squares of all elements of all arrays, of sizes.size[t] elements each), by the
+// block of the last launch that finishes last; partials, ticket, place: see l2_norm::sums_all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
@@ -304,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is infinite or NaN, over all launches of a call; written by the
-// last block of the last one.
+// last block of the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
@@ -313,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is infinite, over all launches of a call; written by the last
-// block of the last one.
+// block of the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -322,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = no element of the arrays is NaN, over all launches of a call; written by the last block of
-// the last one.
+// the last one. ticket, any: counters of all launches' blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -331,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
-// writes y.
+// writes y. ticket, any: counters of all blocks, see Poll.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* any, i64 n) {
     __shared__ bool last;

@@ -10,21 +10,22 @@
 
 namespace cto::facts::resize {
 
+// Threads of a block
 constexpr int THREADS = 128;
-// Of a block; each makes a tile of dX
+// Warps of a block, each of which computes a tile of dX
 constexpr int WARPS = 4;
-// Columns of dY that a lane sums
+// Columns of dY that a lane sums at a time, over rows
 constexpr int EACH = 4;
-// And a warp
+// Columns of dY that a warp sums at a time
 constexpr int COLUMNS = 128;
-// Columns of dX that a lane has
+// Columns of dX that a lane computes
 constexpr int MINE = 2;
 // 1: every row of dY starts at a multiple of EACH elements
 constexpr int ALIGNED = CTO_ALIGNED;
 
-// One spatial axis: n_in pixels of X make n_out of Y. Output o lies at ratio * o or, with pixels
-// counted from their middles, at ratio * (o + 1/2) - 1/2, rounded as the CPU provider rounds it;
-// `inverse` is the ratio's but for rounding.
+// One spatial axis, with n_in pixels of X and n_out of Y. Pixel o of Y lies in X at ratio * o if
+// align_corners is 1, else at ratio * (o + 1/2) - 1/2, rounded as in the CPU provider. inverse: 1 /
+// ratio, rounded. A: the floating-point type of both.
 template <class A>
 struct Axis {
     int n_in;

@@ -5,10 +5,11 @@
 // of dX, an output one of dY; each output is interpolated between two neighbouring pixels (struct
 // Tap).
 //
-// A warp computes a tile of dX, row after row: it sums over rows of dY in registers, a lane having some
-// columns of dY; then over columns, by way of shared memory, a lane having some columns of dX. The
-// order of sums is fixed, without atomics. For upsampling by two weights are constants:
-// resize/upsample2x.cuh.
+// A warp computes a tile of dX, row after row: it sums over rows of dY in registers, a lane having
+// some columns of dY; then over columns, by way of shared memory, a lane having some columns of dX.
+// The order of sums is fixed, without atomics. For upsampling by two weights are constants:
+// resize/upsample2x.cuh. An Axis has n_in pixels and n_out outputs, and the ratio of their
+// distances.
 #include "core/fast_division.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -44,13 +45,15 @@ struct Row {
 // a * b, rounded, never contracted to an fma: positions then have the bits of the NumPy reference.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-// output = (1 - share) * X[low] + share * X[low + 1].
+
+// Two neighbouring pixels and their weights: output = (1 - share) * X[low] + share * X[low + 1].
 struct Tap {
     i32 low;
     ACC share;
 };
 
-// The Tap of output o.
+// The Tap of output o: its position among the pixels is ratio * o, or counted from middles ratio *
+// (o + 1/2) - 1/2.
 __device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
     const ACC position = max(times(axis.ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
@@ -64,8 +67,9 @@ __device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
     return of.low == pixel ? ACC(1) - of.share : of.share;
 }
 
-// The first output with low >= pixel. So the outputs that use pixel i are
-// [first_from(i - 1), first_from(i + 1)).
+// The first output with low >= pixel. So the outputs that use pixel i are [first_from(i - 1),
+// first_from(i + 1)). Guesses it from the inverse ratio, then corrects what rounding may have
+// changed.
 __device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) {
     if (pixel <= 0 || pixel >= axis.n_in) return pixel <= 0 ? 0 : axis.n_out;
     const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
@@ -101,16 +105,16 @@ struct Column {
     Span touch, now;
     ACC weight[HELD];
 
-    // touch = columns of dY that have a share of pixel `at`; first ones with a weight of 0 are left
-    // out.
+    // Makes this column `at` of dX: touch = columns of dY that have a share of it; first ones with
+    // a weight of 0 are left out.
     __device__ void find(const Axis<ACC>& axis, i32 at) {
         pixel = at;
         touch = touching(axis, at, at);
         while (touch.length() > 0 && weight_of(axis, touch.begin, at) == ACC(0)) ++touch.begin;
     }
 
-    // Begins a pass over the columns `summed` of dY: now = touch and summed, weight[j] = the weight of
-    // column now.begin + j of dY in this column of dX, 0 from now.end on.
+    // Begins a pass over the columns `summed` of dY: now = touch and summed, weight[j] = the weight
+    // of column now.begin + j of dY in this column of dX, 0 from now.end on.
     __device__ void hold(const Axis<ACC>& axis, Span summed) {
         now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
 #pragma unroll
@@ -118,7 +122,8 @@ struct Column {
             weight[j] = now.begin + j < now.end ? weight_of(axis, now.begin + j, pixel) : ACC(0);
     }
 
-    // Sum over columns o of `now` of weight * sums[o - first]. LONG: there may be more than HELD.
+    // Returns the sum over columns o of `now` of weight * sums[o - first]. sums: sums over rows of
+    // dY of columns first, first + 1, ...; LONG: there may be more than HELD.
     template <bool LONG>
     __device__ ACC gather(const Axis<ACC>& axis, const ACC* sums, i32 first) const {
         ACC total = ACC(0);
@@ -139,7 +144,8 @@ struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
 
-    // low += (1 - share) dy, high += share dy, for each column: a row of dY between two rows of dX.
+    // low += (1 - share) dy, high += share dy, for each column: adds a row of dY whose Tap is `row`
+    // and `share`.
     __device__ void add(ACC share, const Row& dy) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) {
@@ -161,6 +167,8 @@ struct OpenRows {
 };
 
 // Rows of dX whose sums over rows of dY are complete; those over columns are not computed yet.
+// sums[i]: of row number row[i], by columns of dY from the pass's first on. In shared memory, one
+// for each warp.
 struct Finished {
     alignas(16) ACC sums[MAX_FINISHED][COLUMNS];
     i32 row[MAX_FINISHED];
@@ -179,7 +187,8 @@ struct Tile {
     Column mine[MINE];
     ACC sum[MINE];
 
-    // Sets the lane's columns of dX. Returns the columns of dY that the tile's n columns need.
+    // Sets the lane's columns of dX: `first` + lane, and WARP more, of the tile's n columns from
+    // `first` on. Returns the columns of dY that all of these need.
     __device__ Span find_columns(i32 first, i32 n) {
         dx += first + lane;
 #pragma unroll
@@ -199,7 +208,7 @@ struct Tile {
         return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
     }
 
-    // Begins a pass over the columns `some` of dY.
+    // Begins a pass over the columns `some` of dY; are_last: it is the last one.
     __device__ void sum_columns(Span some, bool are_last) {
         summed = some;
         last = are_last;
@@ -207,7 +216,8 @@ struct Tile {
         for (int v = 0; v < MINE; ++v) mine[v].hold(columns, some);
     }
 
-    // Address for `load` in row o of dY: the lane's own vector (ALIGNED), else the pass's first column.
+    // Address for `load` in row o of dY: the lane's own vector (ALIGNED), else the pass's first
+    // column.
     __device__ const T* start_of(i32 o) const {
         const i32 most = (summed.length() - 1) / EACH * EACH;
         const T* row = dy + static_cast<i64>(o) * columns.n_out + summed.begin;
@@ -225,7 +235,7 @@ struct Tile {
         return loaded;
     }
 
-    // Writes the thread's pixels of row `row` of dX.
+    // Writes values[v], rounded, to column v of the lane's columns in row `row` of dX.
     __device__ void store(i32 row, const ACC* values) {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll
@@ -275,7 +285,7 @@ struct Tile {
         __syncwarp();
     }
 
-    // One pass over rows [first, end) of dX.
+    // One pass over rows [first, end) of dX: adds the rows of dY that touch them, BATCH at a time.
     template <bool LONG>
     __device__ void sum_rows(i32 first, i32 end) {
         constexpr int BATCH = LONG ? 1 : cto::BATCH;
@@ -329,9 +339,9 @@ struct Tile {
 
 using namespace cto;
 
-// dx = gradient of an interpolation along rows and columns, with respect to its input. A plane of dx is
-// divided into bands of `band` rows, these into tiles of `strip` <= 64 columns; a warp computes one
-// tile.
+// dx = gradient of an interpolation along rows and columns, with respect to its input, for n_planes
+// planes. A plane of dx is divided into bands of `band` rows, as many as `bands` says, these into
+// tiles of `strip` <= 64 columns, as many as `strips` says; a warp computes one tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
                 const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,
@@ -354,7 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 // dx = gradient of upsampling by two (upsample2x.cuh). A row of dY is `vecs` vectors of 16 bytes; a
-// thread has one vector's columns, and writes `band` rows of dx.
+// thread has one vector's columns, and writes `band` rows of the n_rows of a plane of dx, of which
+// `bands` bands are made. n_lanes: threads with work; others only exchange sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
                             const __grid_constant__ Divisor bands, i32 band,

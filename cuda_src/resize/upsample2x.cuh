@@ -3,9 +3,9 @@
 //     dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2]
 // where dY is extended past its ends by its first and its last element.
 //
-// A lane has READ columns of dY, 16 bytes, and writes the READ / 2 columns of dX below them, row after
-// row. It first sums over rows of dY, then over columns; there it needs one column on each side, which
-// it gets from the neighbouring lanes.
+// A lane has READ columns of dY, 16 bytes, and writes the READ / 2 columns of dX below them, row
+// after row. It first sums over rows of dY, then over columns; there it needs one column on each
+// side, which it gets from the neighbouring lanes.
 #pragma once
 #include "core/vec.cuh"
 
@@ -13,6 +13,7 @@ namespace cto::upsample2x {
 
 using vec::Vec;
 
+// The work of a lane: its columns of some rows of a plane of dX.
 template <class T>
 struct Upsample2xGrad {
     using A = Acc<T>;
@@ -40,7 +41,9 @@ struct Upsample2xGrad {
     bool is_first, is_last;       // columns of the row
     bool begins_warp, ends_warp;  // the neighbouring lane is not in this warp
 
-    // The lane's columns of dY are vector number `own` of the n_vecs that a row has.
+    // The lane's columns of dY are vector number `own` of the n_vecs that a row has, in plane
+    // number `plane`; n_rows: of a plane of dX, which is n_rows * width elements, and dY 2 n_rows *
+    // 2 width.
     __device__ Upsample2xGrad(const T* dy, T* dx, i64 plane, i64 own, i64 n_vecs, i32 n_rows)
         : width(n_vecs * COLUMNS), last_row(n_rows - 1) {
         this->dy = dy + plane * n_rows * width * 4 + own * READ;
@@ -61,9 +64,10 @@ struct Upsample2xGrad {
         return loaded;
     }
 
-    // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < COLUMNS, where
-    // row[c + 1] = sums[c], and row[0] and row[READ + 1] are sums of the neighbouring lanes, or at a
-    // warp's ends sums[READ]. All lanes of the warp must call it; those with `wanted` write.
+    // to[v] = FAR row[2v] + NEAR row[2v + 1] + NEAR row[2v + 2] + FAR row[2v + 3], v < COLUMNS,
+    // where row[c + 1] = sums[c], and row[0] and row[READ + 1] are sums of the neighbouring lanes,
+    // or at a warp's ends sums[READ]. All lanes of the warp must call it; those with `wanted`
+    // write.
     __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
         const A before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
         const A after = __shfl_down_sync(ALL_LANES, sums[0], 1);

@@ -10,6 +10,7 @@
 
 namespace cto::facts::softmax {
 
+// Bytes of a row or column, of all arrays that are read, in a thread's registers at a time.
 constexpr int NBYTES = CTO_NBYTES;
 
 }  // namespace cto::facts::softmax

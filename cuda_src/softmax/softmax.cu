@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
-// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours in
-// memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have __full_rows,
-// for rows of exactly `threads` times NBYTES.
+// Each operator has three kernels: __short_rows and __rows for lines whose elements are neighbours
+// in memory, in aligned arrays; __columns for all others. Softmax and its logarithm also have
+// __full_rows, for rows of exactly `threads` times NBYTES.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -23,13 +23,13 @@ using A = Acc<T>;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 
-// Vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
+// 16-byte vectors that a thread has in registers of each of N arrays, TOTAL_NBYTES together.
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
 // y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line. FULL: every thread of the line has all its slots; threads without a line of their own read the
-// last line, and write nothing.
+// line. threads: RowThreads or ColumnThreads, as the line is shared. FULL: every thread of the line
+// has all its slots; threads without a line of their own read the last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
@@ -58,7 +58,7 @@ struct Slope {
 };
 
 // dx = y * (dy - sum of dy * y), or with LOG dx = dy - exp(y) * sum of dy, where y is the logarithm
-// of the softmax; sums over the line.
+// of the softmax; sums over the line. threads: RowThreads or ColumnThreads, as the line is shared.
 template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const T* y, T* dx) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
-// y = softmax of each row of x, or with LOG its logarithm. `threads` threads share a row; each has
-// TOTAL_NBYTES of it in registers at a time.
+// y = softmax of each of n_rows rows of x, of `length` elements, or with LOG its logarithm.
+// `threads` threads share a row; each has TOTAL_NBYTES of it in registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
@@ -92,7 +92,7 @@ constexpr bool KNOWS_FULL = __CUDA_ARCH__ / 100 != 10, AS_OTHERS = sizeof(T) == 
 constexpr bool KNOWS_FULL = true, AS_OTHERS = false;
 #endif
 
-// y = softmax, or with LOG its logarithm, of rows of exactly threads * NBYTES bytes of x.
+// y = softmax, or with LOG its logarithm, of n_rows rows of exactly threads * NBYTES bytes of x.
 template <bool LOG>
 __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     if constexpr (AS_OTHERS) {
@@ -116,8 +116,9 @@ __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i
     softmax_line<LOG>(line, ColumnThreads<A>{per_thread}, x, y);
 }
 
-// dx = y * (dy - sum of dy * y) of each row, or with LOG dx = dy - exp(y) * sum of dy. `threads`
-// threads share a row; each has TOTAL_NBYTES of the two inputs in registers at a time.
+// dx = y * (dy - sum of dy * y) of each of n_rows rows, of `length` elements, or with LOG dx = dy -
+// exp(y) * sum of dy. `threads` threads share a row; each has TOTAL_NBYTES of the two inputs in
+// registers at a time.
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
@@ -140,18 +141,20 @@ __device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx,
 
 using namespace cto;
 
-// y = softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in registers at a
-// time.
+// y = softmax of x along n_rows contiguous rows of `length` elements; each of a row's `threads`
+// threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along contiguous rows; a thread has NBYTES of a row in registers at a time.
+// y = softmax of x along n_rows contiguous rows of `length` elements; each of a row's `threads`
+// threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
 }
-// y = softmax of x along rows of exactly threads * NBYTES bytes.
+// y = softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads` threads have a
+// row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<false>(x, y, n_rows, threads);
@@ -163,19 +166,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
 
-// y = logarithm of the softmax of x along contiguous rows; a thread has SHORT_NBYTES of a row in
-// registers at a time.
+// y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
+// row's `threads` threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along contiguous rows; a thread has NBYTES of a row in
-// registers at a time.
+// y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
+// row's `threads` threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
 }
-// y = logarithm of the softmax of x along rows of exactly threads * NBYTES bytes.
+// y = logarithm of the softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads`
+// threads have a row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     softmax_full_rows<true>(x, y, n_rows, threads);
@@ -187,15 +191,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_columns<true>(x, y, n_outer, length, stride);
 }
 
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
-// SHORT_NBYTES of dy and y together in registers at a time.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
+// `length` elements; each of a row's `threads` threads has SHORT_NBYTES of dy and y together in
+// registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
-// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along contiguous rows; a thread has
-// NBYTES of dy and y together in registers at a time.
+// SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
+// `length` elements; each of a row's `threads` threads has NBYTES of dy and y together in registers
+// at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
@@ -208,16 +214,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 }
 
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along contiguous rows; a thread has SHORT_NBYTES of dy and x together in registers
-// at a time.
+// the softmax, along n_rows contiguous rows of `length` elements; each of a row's `threads` threads
+// has SHORT_NBYTES of dy and x together in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
-// the softmax, along contiguous rows; a thread has NBYTES of dy and x together in registers at a
-// time.
+// the softmax, along n_rows contiguous rows of `length` elements; each of a row's `threads` threads
+// has NBYTES of dy and x together in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {

@@ -14,26 +14,32 @@
 
 namespace cto::facts::tensor {
 
+// Threads of a block
 constexpr int THREADS = 128;
+// Vectors that a thread writes
 constexpr int CHUNKS = CTO_CHUNKS;
-// Arrays that a launch knows by value
+// Most arrays whose addresses are launch arguments, not in GPU memory
 constexpr int CAPACITY = CTO_CAPACITY;
 
-// Where parts start; one start more ends the last.
+// Up to N parts of an array along one axis: part i is the columns, in words, from at[i] to at[i +
+// 1] - 1.
 template <int N>
 struct PartStarts {
     long long at[N + 1];
 };
 static_assert(sizeof(PartStarts<3>) == 32);
 
-// A part of the result of ConcatTraining: an array, and the column it starts at.
+// An input of ConcatTraining: its address, and the column of the result, in words, at which it
+// starts.
 struct Part {
     void* array;
     long long start;
 };
 static_assert(sizeof(Part) == 16);
 
-// Where the parts start, columns of the input and tiles of the launch; multipliers of their widths.
+// Up to N results of SplitTraining: result i is the columns of the input, in words, from column[i]
+// to column[i + 1] - 1, and is written by blocks tile[i] to tile[i + 1] - 1. multiplier[i]: the
+// field `multiplier` of the Divisor of its width.
 template <int N>
 struct Split {
     long long column[N + 1];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Tensor movement.  CPU provider: cupy_training_ops/families/tensor/reference.py
 //
-// Elements are only copied, so arrays are `void*`, and all lengths count words of type T, whatever the
-// element type; see algorithm/copy_runs.cuh. Its `Source::at(position)` maps a position of the
-// output to an address of the input.
+// Elements are only copied, so arrays are `void*`, and all lengths count words of type T, whatever
+// the element type; see algorithm/copy_runs.cuh. A Source's at(position) is the run of input words
+// that the output has from `position` on.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "tensor/facts.cuh"
@@ -28,8 +28,8 @@ using Run = copy_runs::Run<T>;
 
 using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
-// The largest i < count with start(i) <= position, starts ascending. Tries `guess` first, then
-// bisection.
+// Returns the largest i < count with start(i) <= position, starts ascending. Tries `guess` and the
+// next first, then bisection.
 template <class Start>
 __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
@@ -45,8 +45,8 @@ __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 posi
 
 // ---- ConcatTraining: columns of the result come from parts that start at ascending columns ------
 
-// parts.array(i) is part i, parts(i) the column of the result at which it starts; parts(n_parts) is the
-// width of the result.
+// parts.array(i) is part i, parts(i) the column of the result at which it starts; parts(n_parts) is
+// the width of the result.
 struct PartsByValue {
     const Pointers<CAPACITY>& arrays;
     const PartStarts<CAPACITY>& starts;
@@ -61,7 +61,8 @@ struct PartsInMemory {
     __device__ i64 operator()(u32 i) const { return parts[i].start; }
 };
 
-// Source of the result of a concatenation: at() finds the part that a position is copied from.
+// Source of the result of a concatenation, n_rows rows of whole_width words: at() finds the part
+// that a position is copied from. if_even: its number if all parts were as wide.
 template <class Parts>
 struct Joined {
     Divisor whole_width;
@@ -84,7 +85,8 @@ struct Joined {
     }
 };
 
-// The block writes its tile of `out`, (n_rows, width).
+// Writes the block's tile of `out`, (n_rows, width), the concatenation of n_parts parts. ARE_LONG:
+// see copy_runs::write_tile.
 template <bool ARE_LONG, class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
@@ -95,7 +97,8 @@ __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& wid
 
 // ---- SplitTraining: a part is some columns of the input -----------------------------------------
 
-// Source of one part: columns [start, start + width) of the input, which is `whole`, of n words.
+// Source of one part: columns [start, start + width) of the input, which is `whole`, n words in
+// rows of whole_width.
 struct InputColumns {
     Divisor width;
     const T* whole;
@@ -137,7 +140,8 @@ struct AllParts {
         return {row * whole_width + parts[i].start + (own - row * width),
                 static_cast<T*>(parts[i].array) + own};
     }
-    // Copies CHUNKS words of this thread: store(word, load(word)), all loads before the first store.
+    // Copies CHUNKS words of this thread: store(word, load(word)), all loads before the first
+    // store.
     template <class Load, class Store>
     __device__ __forceinline__ void copy(const Load& load, const Store& store) const {
         const i64 n = n_rows * whole_width;
@@ -156,6 +160,7 @@ struct AllParts {
     }
 };
 
+// Start of find_part: the first tile of the launch that part i has.
 struct SplitTiles {
     const Split<CAPACITY>& split;
     __device__ i64 operator()(u32 i) const { return split.tile[i]; }
@@ -165,8 +170,9 @@ struct SplitTiles {
 
 using namespace cto;
 
-// result[row] = inputs[0][row], inputs[1][row], ... concatenated: part i starts at column starts[i].
-// The result has n_rows rows of `width`; a block writes one tile of it.
+// concat_result[row] = inputs[0][row], inputs[1][row], ... of n_parts inputs, one behind the other:
+// part i starts at column starts[i]. The result has n_rows rows of `width` words; a block writes
+// one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
@@ -174,8 +180,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat<true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
-// table[first + i] = {parts[i], starts[i]}, i < n_parts, and {null, the end of the last part}. For more
-// parts than launch arguments have room for: several launches write the table, one reads it. One block.
+// table[first + i] = {parts[i], starts[i]}, i < n_parts, and {null, the end of the last part}. For
+// more parts than launch arguments have room for: several launches write the table, one reads it.
+// One block.
 extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
                                          const __grid_constant__ Pointers<CAPACITY> parts,
                                          const __grid_constant__ PartStarts<CAPACITY> starts) {
@@ -189,15 +196,18 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
-// concat_training with part i and its first column in table[i].
+// concat_training with part i and its first column in table[i], which tensor__table wrote, for many
+// parts.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
     concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
-// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]). A block writes one tile of one
-// part; part i has the blocks from split.tile[i] on.
+// outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]), row < n_rows, i < n_parts;
+// a row of the input has `width` words. A block writes one tile of one part; part i has the blocks
+// from split.tile[i] on. The Divisor of a part's width is put together here, as the launch has room
+// for multipliers only.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
@@ -213,8 +223,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                       blockIdx.x - split.tile[i], source);
 }
 
-// concat_training__many for wide parts whose runs have no whole vectors: threads copy single words,
-// neighbouring threads neighbouring words of the parts.
+// concat_training__many, with its arguments, for wide parts whose runs have no whole vectors:
+// threads copy single words, neighbouring threads neighbouring words of the parts. even: see
+// AllParts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
@@ -223,8 +234,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
-// table[i].array[row] = input[row][table[i].start .. table[i + 1].start). Threads copy single words,
-// neighbouring threads neighbouring words of the parts.
+// table[i].array[row] = input[row][table[i].start .. table[i + 1].start), row < n_rows, i <
+// n_parts; a row of the input has `width` words. Threads copy single words, neighbouring threads
+// neighbouring words of the parts. even: see AllParts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {

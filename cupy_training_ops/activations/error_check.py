@@ -19,9 +19,10 @@ PRODUCT = "product"  # multiplies it by another activation
 SMOOTH = "smooth"  # applies a smooth function elementwise
 
 # Measures; each is also the reason why codes fail.
-TILES = "tiles"  # the four numbers of GistGuardedMsfp15Encoder
+TILES = "tiles"  # GistGuardedMsfp15Encoder's guard: squared error, deviations, worst group
 RANGE = "range"  # of float16: largest magnitude; for products also variance and squared means
 INDEX = "index"  # whether a number is outside of 0 to 15
+# By codec; others have none.
 MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 
 # Limits of squared errors, relative to squared distances from means.
@@ -33,20 +34,27 @@ MEANS = 4.0**2  # limit of the squared means of features, relative to their vari
 
 
 class ErrorCheck(NamedTuple):
-    """A measure of codes, and the need of their consumer."""
+    """A measure of codes, and the need of their consumer.
+
+    `numbers`, which methods take, are what was measured. TILES: the sums of squared errors, of
+    squared distances from means of tiles of 8 neighbours, of those from means of groups, and the
+    largest quotient of the first and last in a group. RANGE: the largest magnitude, and of products
+    the sums of squared distances from means, and of squared means. INDEX: whether one is beyond 15.
+    """
 
     measure: str  # "": nothing is measured
     need: str
-    grouping: Grouping | None = None  # of values with a common mean, for the encoder
+    grouping: Grouping | None = None  # (outer, groups, inner): extents; a group has a common mean
 
     def within(self, numbers: Any) -> tuple[Any, Any, Any]:
-        """Return whether numbers are within the limits of (any need, features, normalised groups).
+        """Return bools: numbers are within the limits (of any need, of values before a norm of
+        features, of groups that are normalised).
 
-        Bools, also on a device; NaN is beyond every limit.
+        They are on the device of the numbers; NaN is beyond every limit.
         """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
-            has_groups = self.grouping is not None
+            has_groups = self.grouping is not None  # else the last two numbers mean nothing
             features, normalised = error <= TILE * groups, worst <= GROUP
             return error <= TILE * tiles, has_groups and features, has_groups and normalised
         if self.measure == INDEX:
@@ -60,7 +68,7 @@ class ErrorCheck(NamedTuple):
         return in_range, True, True
 
     def passes(self, numbers: Any) -> Any:
-        """Return True if codes are good enough; a bool on the device of the numbers."""
+        """Return True if codes suffice for the need; a bool on the device of the numbers."""
         codes, features, groups = self.within(numbers)
         if self.need == NORMALISED:
             return codes & groups
@@ -77,9 +85,11 @@ class ErrorCheck(NamedTuple):
 
 
 def measure_range(x: Any, numbers: Any, need: str) -> Any:
-    """Measure RANGE of an array into three numbers; variance and means only for products."""
+    """Write x's largest magnitude, and if the need is PRODUCT its sums of (x - mean)^2 and mean^2,
+    to `numbers`, three of float64, and return these. Means are over all dimensions but features.
+    """
     numbers[:] = 0
-    numbers[0], numbers[1] = x.max(), -x.min()
+    numbers[0], numbers[1] = x.max(), -x.min()  # the larger one is the largest magnitude
     numbers[0] = numbers[:2].max()
     numbers[1] = 0
     if need == PRODUCT:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Stored activations whose error checks, or lengths of codes, are still pending on the device.
 
-An `Entry` has an array's codes, or the array itself, or both until its check is decided. On a GPU
-the host reads the numbers of checks late: it waits for the device only if too many bytes are
-undecided, or if the backward pass needs the array. Decisions do not depend on that timing: a later
-norm changes one only if at most LIMIT bytes were added after the array.
+An `Entry` has an array's codes, its compressed bytes, or the array itself, or both until its check
+is decided. On a GPU the host reads the numbers of checks late: it waits for the device only if too
+many bytes are undecided, or if the backward pass needs the array. A norm that is called later
+subtracts means, so that codes before it have to be exact beside what is left; it may fail them.
+Decisions do not depend on the timing of reads: a later norm changes one only if at most LIMIT bytes
+were added after the array.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ SHARE = 24  # 1/24 of a step's bytes may be undecided, so that the host stays ah
 
 
 class HeldBytes(Locked):
-    """Bytes that entries have now, and the peak; thread-safe."""
+    """Bytes that entries have now, `held`, and their maximum so far, `peak`; thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +44,7 @@ class HeldBytes(Locked):
 
 
 class Entry:
-    """One stored array: codes, the array itself, or both."""
+    """One stored array: `code`, `original`, or both while checks are pending."""
 
     statistics: HeldBytes
     code: Any = None
@@ -62,7 +64,10 @@ class Entry:
         raise NotImplementedError
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Drop the codes, which failed a check, and store only the array."""
+        """Drop the codes, which failed a check, and store only the array.
+
+        failure: the limit that was exceeded, as "tiles" (activations/error_check.py).
+        """
         raise NotImplementedError
 
 
@@ -74,12 +79,17 @@ class PendingLengths:
     """
 
     def __init__(self) -> None:
+        # Of (weak reference to the entry, tell, length, event): arguments of `add`.
         self._by_stream: dict[object, deque[tuple[Any, ...]]] = {}
 
     def add(
         self, stream: object, entry: Entry, tell: Callable[[int], None], length: Any, event: Any
     ) -> None:
-        """Add codes whose length can be read after an event; calls `tell` with it."""
+        """Add an entry of codes that work on `stream` makes.
+
+        length: host memory of one integer, bytes, which can be read after the event, or at once if
+        that is None. tell: called with the length.
+        """
         lengths = self._by_stream.setdefault(stream, deque())
         lengths.append((weakref.ref(entry), tell, length, event))
         if event is None:
@@ -105,7 +115,11 @@ class PendingLengths:
 
 
 class PendingCheck:
-    """An entry and the numbers of its error check, which can be read after an event, or None."""
+    """An entry and the numbers of its error check.
+
+    entry(): returns it, or None if it is freed. check: what was measured, and its limits. nbytes:
+    of the array. numbers: readable by `tolist` after the event, or at once if that is None.
+    """
 
     # Set when the numbers are read, which then become None: why the codes fail, and whether they
     # are good enough for a product before a norm.
@@ -120,7 +134,7 @@ class PendingCheck:
         self.check, self.nbytes, self.numbers, self.event = check, nbytes, numbers, event
 
     def may_end(self, _newest: PendingCheck | None) -> bool:
-        """Return True if the check can be decided while the newest one is added."""
+        """Return True if the check can be decided while the newest one is added: here always."""
         return True
 
     def is_ready(self) -> bool:
@@ -152,8 +166,8 @@ class Step:
         self.nbytes = self.code_nbytes = 0
 
     def room_beside(self, step: Step) -> int:
-        """Return bytes that may be undecided in `step`: a share of this step's, and half of the
-        bytes of codes that are still to come."""
+        """Return the bytes of originals that may be undecided in the next step, `step`: a share of
+        this one's, and half of the bytes of codes that `step` is still to add, if it is alike."""
         return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
 
 
@@ -175,7 +189,10 @@ class PendingChecks(Locked):
         self.decisions: dict[Hashable, bool] = {}  # by place: codes were good enough
 
     def add(self, check: PendingCheck, entry: Entry, code_nbytes: int) -> None:
-        """Add a check of an entry that has codes and its original."""
+        """Add a check of an entry that has both codes and its original.
+
+        code_nbytes: bytes of the codes.
+        """
         with self.lock:
             entry.pending = (*entry.pending, check) if entry.pending else (check,)
             if check.event is None and check.may_end(check) and self._settle(check, entry):
@@ -272,7 +289,8 @@ class PendingChecks(Locked):
             self._decide(check, entry, check.failure())
 
     def _settle(self, check: PendingCheck, entry: Entry) -> bool:
-        """Decide and return True, unless codes pass now but would fail before a norm."""
+        """Decide about an entry by a check whose numbers can be read, and return True; return False
+        if codes pass now but would fail before a norm, which may follow."""
         failure = check.failure()
         if not failure and check.may_be_centred and not check.features:
             return False
@@ -280,7 +298,11 @@ class PendingChecks(Locked):
         return True
 
     def _decide(self, check: PendingCheck, entry: Entry, failure: str) -> None:
-        """Drop codes that fail, or the original after the last check has passed."""
+        """Apply the result of a check to its entry: drop codes that fail, or the original after the
+        last of the entry's checks has passed.
+
+        failure: why the codes fail, "" if they pass.
+        """
         check.entry = _no_entry
         has_others = len(entry.pending) > 1
         entry.pending = tuple([c for c in entry.pending if c is not check]) if has_others else ()

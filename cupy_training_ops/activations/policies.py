@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Policies: the codec for an activation, by what the backward pass needs; its operators."""
+"""Policies: the codec for an activation, by what the backward pass needs; its operators.
+
+owner: the class or function of the caller, which errors name. name: the array's.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ T = TypeVar("T")
 
 LOSSLESS, HALF = "sparse", "pack16"
 WIDER_THAN_16_BITS = ("float32", "float64")
+# Codecs that lose nothing of these needs.
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 
@@ -36,9 +40,10 @@ def by_need(
     need: str,
     halves: bool = True,
 ) -> str | None:
-    """Return the codec with the fewest bits that serves a need; of_values: for numbers.
+    """Return the name of the codec with the fewest bits that serves a need, or None.
 
-    halves: keep 16 bits where these suffice and codes may not.
+    of_values: the codec for values. dtype: a name. halves: return HALF, a codec of 16 bits, for
+    needs of BY_RANGE, where 16 bits suffice and fewer may not.
     """
     if need in BY_RANGE and halves:
         return HALF if dtype in WIDER_THAN_16_BITS else None
@@ -56,7 +61,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy:
-    """Return a policy by name, or the caller's function."""
+    """Return the policy of a name in `named`, or `policy` itself, a function; refuse others."""
     if isinstance(policy, str) and policy in named:
         return named[policy]
     if not callable(policy):
@@ -84,7 +89,10 @@ def choose_codec(
     need: str,
     consumer: str = "",
 ) -> str | None:
-    """Return the codec that a policy chooses; refuse one that loses what is needed."""
+    """Return the codec's name that a policy chooses, or None; refuse one that loses what is needed.
+
+    dtype: a name. consumer: of the function that saves the array, "" if unknown.
+    """
     if need not in NEEDS:
         refuse(owner, "need", f"one of {', '.join(map(repr, NEEDS))}", shown(need))
     more = {"consumer": consumer} if takes_consumer(policy) else {}
@@ -119,9 +127,10 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 def coders(
     codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
-    """Return encoder and decoder for arrays of a dtype and shape, with the options of activations.
+    """Return the operators (encoder, decoder) of a codec, with its default options, for arrays of a
+    dtype and shape.
 
-    With TILES the encoder also returns measured numbers.
+    measure: with TILES the encoder also returns measured numbers, over the groups of `grouping`.
     """
     row = get_codec(codec)
     options = row.defaults  # loss scaling notices an overflow by infinities and NaN

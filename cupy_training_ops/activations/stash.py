@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Activations of NumPy-style loops, stored as codes from the forward pass to the backward pass.
+"""Activations of NumPy-style loops, stored as codes, in fewer bytes, until the backward pass.
 
     caller's stream   layer 1 | layer 2 | layer 3 | ...     gradient of 3 | of 2 | of 1
     side stream               | put 1   | put 2   | ...  get 3   | get 2  | get 1
@@ -54,17 +54,17 @@ HOST = Streams()
 
 @dataclass(eq=False, kw_only=True)
 class StashEntry(Entry):
-    """One array of a stash."""
+    """One array of a stash, with its codes if it has some."""
 
     name: str
     spec: Spec
-    device: int
-    streams: Streams
-    place: tuple[object, ...]
-    row: dict[str, Any]  # in the report
+    device: int  # the array's, by index
+    streams: Streams  # the device's side stream, which encodes and decodes
+    place: tuple[object, ...]  # (name, need, dtype, shape, device): the same in each step
+    row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
     entries: dict[str, StashEntry]  # the stash's, by name
-    original: Any
+    original: Any  # the array, or None once its codes have passed their check
     is_tensor: bool  # PyTorch's, as the decoded array is
     checked: tuple[Any, Any] | None  # in checking mode: the array, and a copy
     code: Any = None
@@ -79,11 +79,14 @@ class StashEntry(Entry):
         return self.spec.nbytes if self.code is None else self.code.nbytes
 
     def copy_codes(self, nbytes: int) -> Any:
-        """Copy into memory of the side stream."""
+        """Copy the first bytes of the codes, into memory of the side stream."""
         return self.streams.on_side(self.code[:nbytes].copy)
 
     def reject(self, check: PendingCheck, failure: str) -> None:
-        """Store the array instead of codes; raise if it has indices out of range."""
+        """Store the array instead of codes; raise if it has indices out of range.
+
+        failure: why the codes fail the check, as INDEX.
+        """
         self.statistics.add(-self.nbytes)
         self.code = self.decoder = None
         if failure == INDEX and check.check.need == "index":
@@ -106,6 +109,7 @@ class ExitMethod:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., None]:
+        """Return a new bound function, and set instance.next_exit, a weak reference to it."""
         if instance is None:
             return self._function
         leave = partial(self._function, instance)
@@ -146,10 +150,10 @@ class ActivationStash(Summary):
         self._policy = get_policy(NAME, policy, POLICIES)
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
-        self._buffers: dict[tuple[object, ...], Array] = {}
+        self._buffers: dict[tuple[object, ...], Array] = {}  # of codes, by place, for later steps
         self._pending = PendingChecks()
         # Weak references to the function `__exit__` of the `with` that is about to be entered, and
-        # of the one that was entered last; None if unknown. See ExitMethod.
+        # of the one that was entered last; None if unknown. ExitMethod sets the first.
         self.next_exit: Callable[[], object] | None = None
         self._current_exit: Callable[[], object] | None = None
         self._is_open = False  # between __enter__ and __exit__
@@ -157,7 +161,7 @@ class ActivationStash(Summary):
         self._begin()
 
     def _facts(self) -> dict[str, object]:
-        """Bytes as far as they are known: of the current `with`, or of the last."""
+        """Return what `repr` shows: bytes, as far as they are known, of this `with` or the last."""
         rows = self._rows.values()
         return {
             "policy": self._policy_argument,
@@ -169,8 +173,9 @@ class ActivationStash(Summary):
         }
 
     def _begin(self) -> None:
+        """Reset what belongs to one `with`."""
         self._entries: dict[str, StashEntry] = {}
-        self._taken: set[str] = set()
+        self._taken: set[str] = set()  # names of arrays that `get` has returned
         # Originals, their streams, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
         self._lengths = PendingLengths()
@@ -205,7 +210,7 @@ class ActivationStash(Summary):
         """Release all memory, after its streams wait for work that uses it."""
         self._release(keep=0)
         for entry in self._entries.values():  # decoded ahead, but not got
-            if entry.target is not None:
+            if entry.target is not None:  # its memory is reused after the decoder is done
                 mark = entry.mark or entry.streams.mark()
                 entry.streams.join(entry.streams.current(), mark)
         self._entries.clear()
@@ -252,7 +257,8 @@ class ActivationStash(Summary):
     def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> StashEntry:
         """Make an entry, with the codec that the policy chooses.
 
-        x: a NumPy or CuPy array. need: as of `put`. is_tensor: the caller's array is PyTorch's.
+        x: a NumPy or CuPy array. need: what the backward pass needs of it, as "sign". is_tensor:
+        the caller's array is PyTorch's.
         """
         _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
         codec = choose_codec(NAME, self._policy, name, dtype_name(dtype), shape, need)
@@ -300,8 +306,9 @@ class ActivationStash(Summary):
         return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
-        """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
-        of each array, `before` and `after` are their sums, `peak` is their maximum at a time."""
+        """Return bytes of the current `with`, or of the last: `names` has codec, need, before and
+        after of each array, `before` and `after` are their sums, `peak` is their maximum at a time.
+        """
         self._lengths.trim_all()
         self._pending.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}
@@ -315,7 +322,11 @@ class ActivationStash(Summary):
     def _encode(
         self, entry: StashEntry, x: Any, backend: Backend, codec: Codec
     ) -> PendingCheck | None:
-        """Queue the encoding of x on the side stream; return the pending check, or None."""
+        """Queue the encoding of x on the side stream; return the pending check, or None without.
+
+        Sets the entry's codes and decoder; not in a capture where an earlier step's codes failed.
+        backend: of x, NumPy's or CuPy's.
+        """
         out = self._buffer(entry, backend, codec)
         is_captured = backend.capturing(entry.device)
         if is_captured and not self._pending.decisions.get(entry.place, True):
@@ -348,7 +359,8 @@ class ActivationStash(Summary):
         return PendingCheck(entry, check, entry.spec.nbytes, *streams.copy_to_host(numbers))
 
     def _await_length(self, entry: StashEntry) -> None:
-        """Shorten codes to their length: on the host at once, on a GPU when it can be read."""
+        """Shorten codes to their length, their first 8 bytes: on the host at once, on a GPU when it
+        can be read."""
         length, event = entry.streams.copy_to_host(entry.code[:8].view(np.int64))
         if event is None:
             entry.code = entry.copy_codes(int(length[0]))
@@ -357,7 +369,7 @@ class ActivationStash(Summary):
             self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: StashEntry, backend: Backend, codec: Codec) -> Array | None:
-        """Return memory of an earlier step for the entry's codes; None: allocate it.
+        """Return memory of an earlier step for the entry's codes; None: the encoder allocates it.
 
         Raises ProviderError inside a capture that has none.
         """
@@ -405,7 +417,8 @@ class ActivationStash(Summary):
         return out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
-        """Queue the decoding of an entry on the side stream, into `out` or new memory."""
+        """Queue the decoding of an entry on the side stream, into the array `out` or a new one; set
+        its `target`, `decoded` and `mark`."""
         assert entry.decoder is not None
         decoder, code, streams = entry.decoder, entry.code, entry.streams
         entry.target = target = self._new(entry) if out is None else out
@@ -425,7 +438,7 @@ class ActivationStash(Summary):
             self._statistics.add(entry.spec.nbytes)
 
     def _new(self, entry: StashEntry) -> Array:
-        """Allocate memory to decode into."""
+        """Allocate an array to decode an entry into; refuse that under graph capture."""
         backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(
@@ -452,7 +465,7 @@ class ActivationStash(Summary):
         refuse(NAME, "name", f"one that was put ({there})", shown(name))
 
     def _refuse_changed(self, entry: StashEntry) -> None:
-        """In checking mode, compare every bit with the copy of `put`."""
+        """In checking mode, refuse an entry whose array was changed since `put`, by any bit."""
         if entry.checked is None:
             return
         now, then = (a.reshape(-1).view(np.uint8) for a in entry.checked)
@@ -464,7 +477,10 @@ class ActivationStash(Summary):
 
 
 def _check_of(codec: str, need: str, x: Spec) -> ErrorCheck:
-    """Return the error check for a codec and a need."""
+    """Return the error check for a codec and a need; one that measures nothing if none is needed.
+
+    x: spec of the array; a normalisation's groups are its rows.
+    """
     measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
     needs = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
     if not x.size or need not in needs:

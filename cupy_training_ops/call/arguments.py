@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of a call: put in declared order, and adopted as arrays or frozen values."""
+"""The arguments of a call: put in declared order, and adopted as arrays or frozen values.
+
+In all functions `op` is the operator's name, for messages, and `foreign` notes which NumPy or CuPy
+array is a view of which array of another library (interop.py).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,11 @@ from .prepared import Arguments
 
 
 def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
-    """Adopt or freeze one input, so that it has a key."""
+    """Return an input as NumPy or CuPy arrays over its memory, or as an immutable host value.
+
+    item: the input's declaration. value: as passed, a list if it is variadic. foreign: gets notes
+    of views made here; if it `is_native`, arrays are tensors and are returned as they are.
+    """
     if value is None:
         return None
     if item.variadic and not isinstance(value, list | tuple):
@@ -59,7 +67,7 @@ def adopt_input(op: str, item: Input, value: Any, foreign: ForeignArrays) -> obj
 
 
 def adopt_out(op: str, value: object, foreign: ForeignArrays) -> object:
-    """Adopt one item of `out`, so that it has a key."""
+    """Return one item of `out` as `adopt_input` does an array, or a tuple of such."""
     if isinstance(value, tuple):  # the arrays of a list, as b and c in out=(a, (b, c))
         return tuple([adopt_out(op, item, foreign) for item in checks.entries(op, "out", value)])
     if isinstance(value, np.generic):  # only its copy would be written
@@ -70,7 +78,7 @@ def adopt_out(op: str, value: object, foreign: ForeignArrays) -> object:
 def _adopt_and_note(
     op: str, name: str, value: object, foreign: ForeignArrays, or_else: str = ""
 ) -> object:
-    """Adopt an array, and note its owner in `foreign`; or_else: as of `adopt`."""
+    """Return adopt(op, name, value, or_else), and note in `foreign` that it is a view of value."""
     array = adopt(op, name, value, or_else)
     if array is not value and not foreign.detaches:
         interop.refuse_gradients(op, [name], [value])
@@ -89,9 +97,9 @@ def _frozen(op: str, item: Input, value: Any, foreign: ForeignArrays) -> object:
 
 
 def adopt(op: str, argument: str, value: Any, or_else: str = "") -> Any:
-    """Return a NumPy or CuPy array over the same memory, never a copy.
+    """Return a NumPy or CuPy array over the memory of an array of any library, never a copy.
 
-    or_else: for messages, what the argument may also be: "a number or ".
+    argument: its name for messages. or_else: for them, what else it may be: "a number or ".
     """
     if value is None or type(value) in BACKENDS:
         return value
@@ -134,7 +142,10 @@ _EMPTY = inspect.Parameter.empty
 
 
 def in_order(declared: Declaration, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
-    """Return all inputs in the declared order, up to the last that was passed."""
+    """Return inputs by position and by name in the declared order, up to the last that was passed.
+
+    named: {name: value}. Inputs in between that were left out are None.
+    """
     if declared.other_inputs:
         named = by_declared_names(declared.name, declared.other_inputs, named)
     pick = _picker(declared, len(inputs), *named)
@@ -143,13 +154,19 @@ def in_order(declared: Declaration, inputs: Arguments, named: Mapping[str, objec
 
 @functools.lru_cache(maxsize=1024)
 def _picker(declared: Declaration, n: int, *names: str) -> Callable[[Arguments], Arguments]:
-    """Return a function that picks the inputs from (*positional, *named, None)."""
+    """Return a function from (*positional, *named, None) to the inputs in the declared order.
+
+    n: how many are positional. names: of the others, in the order passed.
+    """
     places = _places(declared, n, names)
     return itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
 
 
 def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the index of each declared input in (*positional, *named, None); -1: left out."""
+    """Return the index of each declared input in (*positional, *named, None); -1: left out.
+
+    n: how many are positional. names: of the named ones.
+    """
     known = [item.name for item in declared.inputs]
     if n > len(known):
         checks.count(declared.name, declared.inputs, n)
@@ -167,7 +184,8 @@ def _places(declared: Declaration, n: int, names: tuple[str, ...]) -> tuple[int,
 
 
 class Signatures:
-    """The `__signature__` of an operator class, its attributes, and of instances, its inputs."""
+    """A descriptor: the `__signature__` of an operator class lists its attributes, that of an
+    instance its inputs and `CALL`."""
 
     def __get__(self, instance: object, cls: Any) -> inspect.Signature:
         declared = cls.declaration
@@ -183,7 +201,7 @@ def function_signature(declared: Declaration) -> inspect.Signature:
 
 
 def _inputs(declared: Declaration) -> list[inspect.Parameter]:
-    """Return parameters; an optional input before a required one has no default in Python."""
+    """Return inputs as parameters; an optional one before a required one has no default."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     n = n_required(declared.inputs)
     return [
@@ -212,7 +230,10 @@ def _call() -> list[inspect.Parameter]:
 
 
 def declared_name(op: str, known: Others, name: str) -> str:
-    """Return the declared name; DeprecationWarning, at the caller's line, for a former one."""
+    """Return the declared name for one that may be ONNX Runtime's or of an earlier release.
+
+    known: {other name: Other}. An earlier release's warns, at the caller's line.
+    """
     other = known.get(name)
     if other is None:
         return name
@@ -222,7 +243,10 @@ def declared_name(op: str, known: Others, name: str) -> str:
 
 
 def by_declared_names(op: str, known: Others, named: Mapping[str, object]) -> dict[str, object]:
-    """Rename arguments to their declared names; refuse one that is passed twice."""
+    """Return `named`, {name: value}, by declared names; refuse two names of one argument.
+
+    known: {other name: Other}.
+    """
     by_name: dict[str, object] = {}
     for name, value in named.items():
         declared = declared_name(op, known, name)

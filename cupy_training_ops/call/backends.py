@@ -26,7 +26,7 @@ def strides(array: HostArray) -> Shape | None:
 
 
 class OneStream:
-    """The stream methods of a backend with one device and one stream."""
+    """The stream methods of a backend with one device and one stream; each ignores `device`."""
 
     def is_current(self, device: int) -> bool:
         """Return True: there is one device."""
@@ -45,7 +45,7 @@ class OneStream:
         return 0
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that returns `stream_address`."""
+        """Return a function that returns `stream_address(device)`."""
         return lambda: 0
 
     def is_alone(self, device: int) -> bool:
@@ -65,7 +65,7 @@ class OneStream:
         return None
 
     def wait(self, mark: Any) -> None:
-        """Let the host wait for an event of a GPU."""
+        """Let the host wait for a CUDA event, if `mark` is one; None: nothing to wait for."""
         if mark is not None:
             mark.synchronize()
 
@@ -80,11 +80,14 @@ class NumpyBackend(OneStream):
     driver: Driver | None = None
 
     def info(self, array: HostArray) -> Info:
-        """Return the fields of ArrayInfo; alignment does not matter to NumPy."""
+        """Return (backend, dtype, shape, is aligned, strides or None, device -1).
+
+        All arrays count as aligned, as that does not matter to NumPy.
+        """
         return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
-        """Return the `info` of each array, None for None."""
+        """Return the tuple of `info` (backend, dtype, shape, ...) for each array; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
@@ -92,23 +95,24 @@ class NumpyBackend(OneStream):
         return [0 if array is None else array.ctypes.data for array in arrays]
 
     def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
-        """Return what may change of NumPy's arrays: everything."""
+        """Return (address, shape, strides, dtype) of each array, which may all change; None for
+        None."""
         return [
             None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
             for array in arrays
         ]
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
-        """Return the bytes of a buffer from there on."""
+        """Return a view of a uint8 array without its first `nbytes` bytes."""
         return array[nbytes:]
 
     def views(self, array: HostArray, pieces: Sequence[Piece]) -> tuple[HostArray, ...]:
-        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
+        """Return a view of a contiguous array for each piece (offset in bytes, shape)."""
         flat, size = array.reshape(-1), array.itemsize
         return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
 
     def maker(self, spec: Spec, device: int) -> Callable[[], HostArray]:
-        """Return a function that allocates an array."""
+        """Return a function that allocates an array of this shape and dtype."""
         return partial(self.empty, spec, device)
 
     def permute(self, array: HostArray, axes: Sequence[int]) -> HostArray:
@@ -116,7 +120,7 @@ class NumpyBackend(OneStream):
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> HostArray:
-        """Return a host result as this backend's array."""
+        """Return an output in host memory as the caller gets it: itself."""
         return array
 
     def empty(self, spec: Spec, device: int) -> HostArray:
@@ -124,15 +128,15 @@ class NumpyBackend(OneStream):
         return np.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> HostArray:
-        """Allocate zeroed bytes."""
+        """Allocate a uint8 array of zeros."""
         return np.zeros(nbytes, np.uint8)
 
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
-        """Fill bytes synchronously."""
+        """Set the first `nbytes` bytes of a uint8 array to `byte`, synchronously."""
         array[:nbytes] = byte
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """Clear bytes synchronously."""
+        """Set bytes at an address to 0, synchronously; the stream is ignored."""
         ctypes.memset(address, 0, nbytes)
 
     def to_host(self, array: HostArray) -> HostArray:
@@ -144,7 +148,7 @@ class NumpyBackend(OneStream):
         return array
 
     def overwrite(self, array: HostArray, source: HostArray) -> None:
-        """Copy the elements."""
+        """Copy the elements of `source`, of the same shape and dtype, into the array."""
         np.copyto(array, source, casting="no")
 
     def device(self, index: int) -> Device:
@@ -174,21 +178,26 @@ class ForeignError(KeyError):
 
 
 class _Tensors(dict[type, Backend]):
+    """A dictionary that raises ForeignError for a class it lacks."""
+
     def __missing__(self, kind: type) -> Backend:
         raise ForeignError(kind)
 
 
-TENSORS = _Tensors()  # PyTorch's; CPU tensors have to be adopted
+TENSORS = _Tensors()  # backend of PyTorch's classes; CPU tensors are converted to NumPy's arrays
 
 
 def info(array: Array) -> Info:
-    """Return the fields of ArrayInfo; KeyError for an array that has to be adopted."""
+    """Return (backend, dtype, shape, is aligned to 16 bytes, strides or None, device).
+
+    The fields of ArrayInfo as a tuple. KeyError for an array that has to be converted first.
+    """
     kind = type(array)
     return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
-    """Return the `info` of each array, None for None."""
+    """Return the tuple of `info` (backend, dtype, shape, ...) for each array; None for None."""
     kinds = set(map(type, arrays))
     kinds.discard(type(None))
     if len(kinds) == 1:
@@ -224,7 +233,7 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
 
 
 def tensor_backend() -> Backend:
-    """Return the backend of PyTorch's tensors on a GPU; registers it at first, importing CuPy."""
+    """Return the backend of PyTorch's tensors on a GPU; the first call imports CuPy."""
     if not TENSORS:
         cuda_backend()
         from ..device.tensors import PLAIN, TensorBackend
@@ -234,7 +243,7 @@ def tensor_backend() -> Backend:
 
 
 def cuda_backend() -> Backend:
-    """Return the CUDA backend; registers it at first, importing CuPy."""
+    """Return the backend of CuPy's arrays; the first call imports CuPy and registers it."""
     with importing("CuPy"):
         import cupy
 
@@ -243,7 +252,7 @@ def cuda_backend() -> Backend:
 
 
 def why_no_gpu() -> str | None:
-    """The reason why this process has no GPU, or None."""
+    """Return the reason why this process has no GPU, or None if it has one."""
     try:
         cuda_backend()
     except ProviderError as error:

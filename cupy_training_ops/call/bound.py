@@ -7,6 +7,10 @@
 
 Tensors on a GPU are compared with those of an earlier call all at once, by PyTorch's guards and by
 addresses, so that a call over hundreds of new ones costs little beside its launches.
+
+In all functions `inputs` are arguments in declared order, `places` indices of some of them, `out`
+arrays by output or None, `outputs` names to return (None: all), `workspace` the caller's scratch
+array or None, `foreign` which arrays are views of another library's, `changing` {name: new number}.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ Addresses = list[int]
 def bind(
     op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
-    """Bind a call to these arguments; `...` stands for an input that stays open."""
+    """Return a call with these arguments fixed; an OpenCall if an input is `...`."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
@@ -58,12 +62,12 @@ def _bind(
     workspace: object,
     foreign: ForeignArrays,
 ) -> BoundCall:
-    """Bind a call without open inputs."""
+    """Return a bound call without open inputs; its new results are allocated here, once."""
     call, adopted, own_out = op.prepared_call(inputs, out, outputs, foreign)
-    if call.makes_arrays:  # allocate results once, and pass them as out=
+    if call.makes_arrays:  # then it is prepared again, with these as out=
         every, flat, arrays = call.unpack(adopted, own_out)
         results = call.complete(arrays, flat, call.values(every))
-        new = tuple(
+        new = tuple(  # None for a value on the host, and a result that overwrites an input
             None if r.value is not None or (r.alias is not None and a is arrays[r.alias]) else a
             for r, a in zip(call.prepared.results, results, strict=True)
         )
@@ -89,7 +93,10 @@ class AtAddresses:
 
 
 class BoundCall(AtAddresses):
-    """`op.bound(...)`, called with changing values by name."""
+    """A checked call over fixed arrays, as `op.bound(...)` returns; new numbers are passed by name.
+
+    placed: addresses of all launches. answer: what each call returns, if it is the same, else None.
+    """
 
     def __init__(
         self,
@@ -100,6 +107,7 @@ class BoundCall(AtAddresses):
         workspace: object,
         foreign: ForeignArrays,
     ) -> None:
+        """inputs, out: as arrays of the call's backend, and numbers."""
         self._op, self._foreign = op, foreign
         self.call = call
         self._workspace = workspace
@@ -110,7 +118,7 @@ class BoundCall(AtAddresses):
         self._unchanged = Unchanged(call, self._arrays + self._out, foreign)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # if each call has the same
-        self.answer: Any = None  # what each call returns in that case
+        self.answer: Any = None
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
         if fixed and call.prepared.results:
             self._results = call.complete(self._arrays, self._out, NO_VALUES)
@@ -139,7 +147,7 @@ class BoundCall(AtAddresses):
 
 
 class LendingCall(BoundCall):
-    """A bound call over arrays of other libraries."""
+    """A bound call over arrays of other libraries, such as PyTorch's."""
 
     def __call__(self, **values: object) -> Any:
         """Launch as a bound call does; returns the caller's own objects."""
@@ -163,18 +171,22 @@ _MAX_PLACED = 8  # lists of addresses: allocators reuse memory
 
 
 class _BoundArguments(NamedTuple):
-    """Arguments that a call was bound to; open inputs are None."""
+    """Arguments that a call was bound to, one for each declared input; open inputs are None."""
 
     op: Operator
     inputs: Arguments
     out: Arguments
     outputs: Outputs
     workspace: object
-    places: tuple[int, ...]  # of open inputs
+    places: tuple[int, ...]  # indices of open inputs
 
 
 class OpenCall(AtAddresses):
-    """`op.bound(...)` with open inputs, which each call passes and checks."""
+    """`op.bound(...)` with open inputs, passed as `...`; each call passes them by name.
+
+    The others are closed: checked once. Of open tensors a call compares, where it can, only
+    metadata and addresses.
+    """
 
     def __init__(
         self, op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
@@ -182,15 +194,16 @@ class OpenCall(AtAddresses):
         checks.count(op.name, op.inputs, len(inputs))
         every = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
         self._op = op
+        # Index of each open input, by name.
         self._open = {op.inputs[place].name: place for place, v in enumerate(every) if v is ...}
         closed, places = tuple(None if v is ... else v for v in every), tuple(self._open.values())
         self._bound_arguments = _BoundArguments(op, closed, out, outputs, workspace, places)
-        self._forms: dict[bool, _ClosedInputs] = {}
-        self._watches = True
+        self._forms: dict[bool, _ClosedInputs] = {}  # True: tensors as they are; False: converted
+        self._watches = True  # compares closed tensors at each call
         self._form(op.foreign_arrays(closed, out).is_native)
 
     def __call__(self, **arguments: object) -> Any:
-        """Launch with open inputs and changing values, by name."""
+        """Launch with these open inputs and new host values, by name; return the results."""
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -223,7 +236,7 @@ class OpenCall(AtAddresses):
         return self
 
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
-        """Return (the last call over tensors, addresses of these values) if it fits, else None."""
+        """Return (the last call over tensors, addresses of the open inputs) if it fits them."""
         form = self._forms.get(True)
         last = None if form is None else form.last
         addresses = None if last is None else last.match(values)
@@ -234,10 +247,11 @@ class OpenCall(AtAddresses):
         return last, addresses
 
     def _open_values(self, arguments: dict[str, object]) -> tuple[list[object], dict[str, object]]:
-        """Split arguments into open inputs, in declared order, and new values of closed ones."""
-        others = self._op.declaration.other_inputs
-        if others:
-            arguments = by_declared_names(self._op.name, others, arguments)
+        """Split {name: value}, by declared names or ONNX Runtime's or earlier releases', into
+        (values of the open inputs in declared order, {declared name: value} of the others)."""
+        aliases = self._op.declaration.other_inputs
+        if aliases:
+            arguments = by_declared_names(self._op.name, aliases, arguments)
         missing = self._open.keys() - arguments.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
@@ -246,7 +260,10 @@ class OpenCall(AtAddresses):
     def _fitting_form(
         self, values: Sequence[object]
     ) -> tuple[_ClosedInputs, Arguments, ForeignArrays]:
-        """Return (closed inputs, all inputs, foreign arrays); tensors are native or converted."""
+        """Return (closed inputs, all inputs, notes of foreign arrays) for these open inputs.
+
+        The closed inputs are native tensors if all arrays are tensors on a GPU, else converted.
+        """
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, values)
         foreign = bound.op.foreign_arrays(every, bound.out)
@@ -263,7 +280,7 @@ class OpenCall(AtAddresses):
 
 
 class _ClosedInputs:
-    """The closed inputs, and a cache of checked calls with them.
+    """The closed inputs of an OpenCall (bound), and checked calls, cached by keys of the open ones.
 
     is_native: tensors stay tensors; else they are converted to arrays over the same memory.
     """
@@ -281,15 +298,15 @@ class _ClosedInputs:
 
     @property
     def last(self) -> _PartialCall | None:
-        """The last checked call."""
+        """The call of the last `call_with`, or None."""
         return None if self._last is None else self._last[1]
 
     def call_with(
         self, every: Sequence[object], foreign: ForeignArrays
     ) -> tuple[_PartialCall, Sequence[Any]]:
-        """Return a checked call, cached or new, and its open inputs adopted.
+        """Return (a checked call, cached or new; its open inputs as arrays of the call's backend).
 
-        every: all inputs. foreign: which of them are other libraries'.
+        every: all inputs. foreign: notes, to which arrays of other libraries are added.
         """
         op, places = self._bound_arguments.op, self._bound_arguments.places
         adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
@@ -304,7 +321,7 @@ class _ClosedInputs:
         return last[1], adopted
 
     def _prepare(self, key: object, adopted: Sequence[Any], foreign: ForeignArrays) -> _PartialCall:
-        """Prepare the call with these arrays in the open places, and remember it under the key."""
+        """Return a new checked call with these open inputs (adopted), and cache it by their key."""
         bound = self._bound_arguments
         every = _fill(bound.inputs, bound.places, adopted)
         call, inputs, out = bound.op.prepared_call(every, bound.out, bound.outputs, foreign)
@@ -316,12 +333,12 @@ class _ClosedInputs:
 
 
 class _PartialCall:
-    """A checked call that lacks only its open inputs, which `launch` and `prepare` take."""
+    """A checked call without its open inputs, `values` of its methods (`addresses`: of theirs)."""
 
     def __init__(self, call: Call, bound: _BoundArguments, foreign: ForeignArrays) -> None:
         # `places` are indices of declared inputs, `at` of arrays, lists flattened: inputs
         # (x, [a, b], y) with the list open have places (1,), and `at` is [1, 2].
-        op, inputs, out, _, workspace, places = bound
+        op, inputs, out, _, workspace, places = bound  # here with the open inputs of the check
         self.call = call
         self._op, self._workspace = op, workspace
         self._places, self._out = places, out
@@ -356,7 +373,7 @@ class _PartialCall:
             foreign.refuse_unwritable(self.call.prepared, (*arrays, *out))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Return addresses of open inputs if this call fits them; None if arrays are no tensors."""
+        """Return the open arrays' addresses if they are tensors that fit this call, else None."""
         return None if self._guard is None else self._guard.match(values)
 
     def launch(
@@ -368,9 +385,8 @@ class _PartialCall:
     ) -> Any:
         """Run the call and return the results.
 
-        values: open inputs, in declared order. changing: new values of closed host inputs, by name.
-        addresses: of open arrays, if known. foreign: which arrays are other libraries'; PyTorch's
-        among those that the call wrote get a new version, which autograd checks.
+        values: of open inputs, in declared order. addresses: of their arrays, flattened, or None.
+        foreign: PyTorch's arrays that the call wrote get a new version, which autograd checks.
         """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
@@ -386,9 +402,9 @@ class _PartialCall:
         changing: Mapping[str, object],
         addresses: Addresses | None = None,
     ) -> CheckedCall:
-        """Check a call with these arguments; return an object that launches it.
+        """Check a call with these open inputs and new numbers; return an object that launches it.
 
-        If kernels read the open arrays' addresses from tables, it does not reference these arrays.
+        It does not reference open arrays of which kernels read addresses from structs alone.
         """
         call = self.call
         inputs, placed = self._place(values, changing, addresses)
@@ -403,10 +419,7 @@ class _PartialCall:
     def _place(
         self, values: Sequence[Any], changing: Mapping[str, object], addresses: Addresses | None
     ) -> tuple[Arguments, Placed | None]:
-        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory.
-
-        addresses: of open arrays, flattened, if they are known.
-        """
+        """Return (all inputs, addresses and tables of the launch); refuse overlapping memory."""
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
             inputs = with_values(self._op, inputs, self._changing, changing)
@@ -426,7 +439,7 @@ class _PartialCall:
 
 
 def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:
-    """Return all inputs, with the values at these places."""
+    """Return inputs with values[i] at index places[i]."""
     every = list(inputs)
     for place, value in zip(places, values, strict=True):
         every[place] = value
@@ -436,9 +449,9 @@ def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Ar
 def _open_arrays(
     call: Call, inputs: Arguments, places: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return indices of open inputs that are arrays, and of their arrays among all.
+    """Return (indices of open inputs that are arrays, indices of these arrays among all).
 
-    Inputs (x, [a, b], y) with the list open: ([1], [1, 2]).
+    places: indices of open inputs. Inputs (x, [a, b], y) with the list open: ([1], [1, 2]).
     """
     opened, at, n = list[int](), list[int](), 0
     for place, _ in call.array_places:
@@ -454,18 +467,19 @@ Saved = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays flattened, resu
 
 
 class CheckedCall(AtAddresses):
-    """A call over checked arrays, which launches them; numbers may have new values.
+    """A call over arrays that were checked, which only launches; numbers may have new values.
 
-    If kernels read addresses from tables, it launches at the addresses of the check without
-    references to open arrays: the caller has to keep these alive.
+    If kernels read addresses from structs, it launches at the addresses of the check, and may not
+    reference the open arrays, which the caller has to keep alive.
     """
 
     def __init__(
         self, op: Operator, call: Call, saved: Saved, workspace: object, placed: Placed | None
     ) -> None:
+        """saved: inputs, arrays, results. placed: addresses, and structs of them."""
         self._op, self._call = op, call
         self._inputs, self._arrays, self._results = saved
-        # Tables have fixed addresses; without them addresses are read at each call.
+        # Structs have fixed addresses; without them addresses are read from arrays at each call.
         self._workspace, self._placed = workspace, placed if placed and placed[1] else None
         self._places = {op.inputs[place].name: place for place in call.changing}
 
@@ -476,7 +490,7 @@ class CheckedCall(AtAddresses):
 
     @property
     def changing(self) -> Collection[str]:
-        """Names of the values that a call may pass."""
+        """Names of the host inputs for which a call may pass new values."""
         return self._places
 
     def __call__(self, **values: object) -> None:
@@ -484,10 +498,10 @@ class CheckedCall(AtAddresses):
         self.computed(**values)()
 
     def computed(self, **values: object) -> Callable[[], object]:
-        """Cast numbers and get scratch memory; return a function that launches.
+        """Do all of a call but its writes; return a function that does them.
 
-        On the host it computes, and returns one call of C code that writes, which no signal
-        handler interrupts.
+        values: new ones, by name. On a GPU the function launches. On the host results are computed
+        here, and it is one call of C code that writes them, which no signal handler interrupts.
         """
         call, inputs = self._call, self._inputs
         if values:
@@ -502,7 +516,7 @@ class CheckedCall(AtAddresses):
 
 
 def _save(call: Call, inputs: Arguments, out: Arguments) -> Saved:
-    """Return inputs, arrays and results: `out`, updated inputs, new arrays."""
+    """Return (all inputs, their arrays, results); a result is out's, an updated input or new."""
     inputs, out, arrays = call.unpack(inputs, out)
     return inputs, arrays, call.complete(arrays, out, call.values(inputs))
 
@@ -512,8 +526,8 @@ def _save_closed(
 ) -> Saved | None:
     """Return `_save` with None for open arrays; None if the call needs more than addresses of them.
 
-    places: of open inputs. Addresses in tables suffice; arrays that kernels take themselves
-    (call.direct), and arrays that checks read, do not.
+    places: indices of open inputs. Addresses in structs suffice for a launch, unless a kernel has a
+    parameter for an open array itself (an index in call.direct) or a check reads it.
     """
     if call.direct is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
@@ -523,7 +537,7 @@ def _save_closed(
         for p, v in enumerate(inputs)
     )
     full, saved = _save(call, inputs, out), _save(call, blank, out)
-    every, others = full[1] + full[2], saved[1] + saved[2]
+    every, others = full[1] + full[2], saved[1] + saved[2]  # arrays, then results
     return saved if all(every[place] is others[place] for place in call.direct) else None
 
 
@@ -534,7 +548,7 @@ _NOTHING = {True: NO_FOREIGN, False: ForeignArrays((), (), (), detaches=False)}
 def with_values(
     op: Operator, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
 ) -> Arguments:
-    """Replace changing inputs by the values of this call."""
+    """Return inputs with values[name], converted, at index places[name]; refuse other names."""
     every: list[Any] = list(inputs)
     if op.declaration.other_inputs:
         values = by_declared_names(op.name, op.declaration.other_inputs, values)
@@ -559,7 +573,7 @@ class Unchanged:
     """
 
     def __init__(self, call: Call, arrays: Arrays, foreign: ForeignArrays) -> None:
-        """arrays: the call's, then `out`; None is ignored."""
+        """Note dtype and shape of `arrays`: the call's, then `out`; None is ignored."""
         named = zip(call.prepared.names, arrays, strict=False)
         present = {name: array for name, array in named if array is not None}
         owners = {name: foreign.owner(array) for name, array in present.items()}
@@ -613,11 +627,12 @@ _ALIGNMENT = 16  # bytes; a key says whether an address has it
 
 
 class TensorGuard:
-    """Comparison of open inputs with those of an earlier call, by metadata, without their keys."""
+    """Comparison of open inputs with those of a checked call, of all tensors at once by PyTorch."""
 
     def __init__(
         self, declared: Sequence[Input], call: Call, inputs: Arguments, places: Sequence[int]
     ) -> None:
+        """declared, inputs: all of the operator and of the call. places: indices of open ones."""
         self._backend = call.backend
         self._readers = [reader(declared[place]) for place in places]
         values = [inputs[place] for place in places]
@@ -630,7 +645,7 @@ class TensorGuard:
         self._aligned = _alignment(call.backend.pointers(tensors))
 
     def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Return the tensors' addresses if the values match, else None.
+        """Return the tensors' addresses, lists flattened, if the open inputs match, else None.
 
         Host values match if they are equal, changing numbers always, and tensors if their metadata
         and alignment are the same.
@@ -660,19 +675,19 @@ class TensorGuard:
 
 
 def _alignment(addresses: Addresses) -> object:
-    """Return for each address whether it is aligned, which plans depend on; None for 0."""
+    """Return for each address True if it is a multiple of 16 bytes; None for 0, no array."""
     return [address % _ALIGNMENT == 0 if address else None for address in addresses]
 
 
 class _Tensors(NamedTuple):
-    """The key of an input of tensors."""
+    """The key of an input of tensors: how many, and whether they are in a list."""
 
     n: int
     are_listed: bool
 
 
 def _tensor_key(read: Reader, value: Any, is_array: bool) -> object:
-    """Return what has to be equal: of tensors their number, of other inputs their key."""
+    """Return what a later value's key has to be: `_Tensors` for arrays, else `read(value)`."""
     if value is None or not is_array:
         return None if value is None else read(value)
     return _Tensors(len(as_list(value)), isinstance(value, tuple))

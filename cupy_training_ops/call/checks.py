@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Checks of arguments, their messages, and conversion of values to frozen form."""
+"""Checks of arguments, their messages, and conversion of values to frozen form.
+
+In all functions `op` is the operator's name, for messages, or its declaration; `argument` or `name`
+the argument's there, such as "X[1]" in a list; `declared` the declaration of an input.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from ..dtypes import BOOL, FLOAT64, Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse, shown
 from .keys import NUMBERS
 
-Bindings = dict[str, Dtype]
+Bindings = dict[str, Dtype]  # by type variable, such as "T"
 
 
 def unknown(op: Declaration, name: str) -> NoReturn:
-    """Refuse a name that is not declared, or that belongs elsewhere."""
+    """Refuse an argument's name that is not declared, or belongs to the constructor or the call."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"
     got = "an unknown one"
@@ -41,7 +45,7 @@ def count(op: str, declared: Sequence[Input], n: int) -> None:
 
 
 def within(op: str, argument: str, excess: limits.Excess | None) -> None:
-    """Refuse what exceeds a limit of limits.py."""
+    """Refuse what exceeds a limit; excess: (expected, got) in words, or None if it does not."""
     if excess is not None:
         refuse(op, argument, *excess)
 
@@ -67,7 +71,10 @@ def exists(op: str, argument: str, spec: Spec) -> None:
 
 
 def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindings) -> None:
-    """Bind the declared type variable to `dtype`, or refuse the dtype."""
+    """Bind an input's type variable to the dtype of its array; refuse one that does not fit.
+
+    bound: {type variable: dtype} so far, to which this one is added.
+    """
     allowed = op.types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
         expected = dtype_names(allowed)
@@ -81,7 +88,7 @@ def bind(op: Declaration, declared: Input, name: str, dtype: Dtype, bound: Bindi
 
 
 def row(op: Declaration, bound: Bindings) -> None:
-    """Refuse a combination of types that is in none of the declared rows."""
+    """Refuse a combination of bound types that is in no declared row, if there are rows."""
     types = op.types
     if isinstance(types, TypeRows) and not types.fitting(bound):
         nearest = types.nearest(bound)[:3]
@@ -91,12 +98,13 @@ def row(op: Declaration, bound: Bindings) -> None:
 
 
 def _dtypes(op: Declaration, row: Mapping[str, Dtype], bound: Bindings) -> str:
+    """Return a row of dtypes by variable in words, those that are bound: "X=float32, Y=int8"."""
     arguments = _arguments(op)
     return ", ".join(f"{arguments.get(v, v)}={dtype_name(row[v])}" for v in bound if v in row)
 
 
 def _arguments(op: Declaration) -> dict[str, str]:
-    """Return the first argument of each type variable, preferably a required one."""
+    """Return {type variable: name of its first input, preferably a required one, or attribute}."""
     inputs = sorted(op.inputs, key=lambda item: item.optional)
     names = {attribute.type: attribute.name for attribute in reversed(op.attributes)}
     return names | {item.type: item.name for item in reversed(inputs)}
@@ -132,14 +140,14 @@ def from_front(op: str, axis: int, rank: int) -> int:
 
 
 def one_place(op: str, places: Mapping[str, str]) -> None:
-    """Refuse arrays on different devices."""
+    """Refuse arrays on different devices; places: device in words by name of array."""
     if len(set(places.values())) > 1:
         where = ", ".join(f"{name} is on {place}" for name, place in places.items())
         raise ArgumentError(f"{op}: expected all arrays in one place, got: {where}")
 
 
 def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
-    """Refuse an output array without the inferred shape and dtype."""
+    """Refuse an output array (`got`) without the inferred shape and dtype (`expected`)."""
     if got.shape != expected.shape:
         refuse(op, argument, f"shape {expected.shape}", f"shape {got.shape}")
     if got.dtype != expected.dtype:
@@ -153,7 +161,7 @@ def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
 
 
 def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str, object]:
-    """Check and freeze attribute values; every error names the attribute."""
+    """Return {name: converted value} of all attributes, defaults for those not in `named`."""
     known = {attribute.name for attribute in op.attributes}
     for name in named:
         if name not in known:
@@ -170,7 +178,7 @@ def frozen_attributes(op: Declaration, named: Mapping[str, object]) -> dict[str,
 
 
 def convert_value(op: str, declared: Attribute | Input, value: object) -> object:
-    """Return a value in frozen form; errors name operator and argument."""
+    """Return the immutable form of an attribute or a host value; errors name `op` and argument."""
     try:
         return declared.convert(value) if declared.convert else value
     except OpError as error:
@@ -184,12 +192,13 @@ def convert_value(op: str, declared: Attribute | Input, value: object) -> object
 
 
 class Freezing:
-    """Freezes a value that changes from call to call; refuses one that its type cannot represent.
+    """Converts a host input that changes from call to call; refuses what its type cannot represent.
 
     A number equal to the previous one gives the same object, by which derived arguments are cached.
     """
 
     def __init__(self, op: str, declared: Input) -> None:
+        """op: name for messages. declared: the input, with its converter and its type."""
         self._op, self._declared, self._holder = op, declared, _holder(declared.type)
         self._last: tuple[object, object] = (object(), None)
 
@@ -216,7 +225,7 @@ class Freezing:
 class _Holder(NamedTuple):
     """The range of numbers of a type; real types include infinities and NaN."""
 
-    words: str
+    words: str  # for messages
     dtype: Dtype
     least: float
     most: float
@@ -232,7 +241,8 @@ class _Holder(NamedTuple):
 
 
 def _holder(declared: str) -> _Holder | None:
-    """Return the range of a declared type; of a type variable, that of core/either.cuh."""
+    """Return the range of a dtype by name, None if it holds all numbers; of a type variable, whose
+    dtype is not known: 64-bit integers, signed or not, and reals."""
     try:
         dtype = to_dtype(declared)
     except DtypeError:
@@ -247,7 +257,7 @@ def _holder(declared: str) -> _Holder | None:
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:
-    """Refuse an attribute whose dtype its type variable does not allow."""
+    """Refuse an attribute whose converted value, a dtype, is not among those allowed, if any."""
     if allowed and frozen is not None and frozen not in allowed:
         expected, got = dtype_names(allowed), dtype_names([frozen])
         raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")

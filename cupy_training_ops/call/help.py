@@ -2,7 +2,8 @@
 """The help text of an operator: its docstring, then what its declaration says.
 
 A docstring has what no declaration can: formula, special values, memory, source. Everything else is
-generated here from the declaration.
+generated here from the declaration (`declared`), of which an `item` is an input, output or
+attribute.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from .operator import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 
-Row = tuple[str, ...]
+Row = tuple[str, ...]  # cells of a line, of which the last is wrapped
 
 
 class Help:
-    """The `__doc__` of an operator class, generated when first read, as all take long."""
+    """The `__doc__` of an operator class, generated when first read, as all take long.
+
+    written: the docstring in the source, which the generated lines follow.
+    """
 
     def __init__(self, written: str | None) -> None:
         self.written = inspect.cleandoc(written or "")
@@ -43,7 +47,7 @@ def generate(declared: Declaration) -> Iterator[str]:
 
 
 def sections(declared: Declaration) -> dict[str, list[Row]]:
-    """Return rows of cells by title, from the declaration."""
+    """Return {title: rows of cells}, such as "inputs" with a row (name, type, text) for each."""
     blocks: dict[str, list[Row]] = {
         "call": [(line,) for line in _calls(declared)],
         "inputs": [_input(item) for item in declared.inputs],
@@ -88,10 +92,12 @@ def _calls(declared: Declaration) -> Iterator[str]:
 
 
 def _keyword(item: Attribute) -> str:
+    """Return an attribute as in a signature: "axis=-1", or "axis" if it is required."""
     return item.name if item.default is REQUIRED else f"{item.name}={item.default!r}"
 
 
 def _result(outputs: Sequence[Output]) -> str:
+    """Return what a call returns: "Y", "(Y, mask)", with "(Y[0], Y[1], ...)" for a list."""
     names = [f"({o.name}[0], {o.name}[1], ...)" if o.variadic else o.name for o in outputs]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
@@ -151,7 +157,7 @@ def _other_names(item: Input | Output | Attribute) -> Iterator[str]:
 
 
 def _types(types: Types) -> list[Row]:
-    """Return rows of type variables and their types."""
+    """Return a row (type variable, names of its dtypes) for each."""
     return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
 
 
@@ -161,6 +167,7 @@ def _rows(types: TypeRows) -> list[Row]:
 
 
 def _join(words: Sequence[str], doc: str) -> str:
+    """Join words that are not empty: "word, word; doc"."""
     return "; ".join(filter(None, [", ".join(filter(None, words)), doc]))
 
 
@@ -171,7 +178,7 @@ def _takes(item: Input | Attribute) -> str:
 
 
 def _every_call(declared: Declaration) -> Iterator[str]:
-    """Yield sentences that many operators share."""
+    """Yield sentences that hold for every call of this operator, and that many operators share."""
     memories = {item.memory for item in declared.inputs}
     if "host" in memories:
         yield (

@@ -11,6 +11,9 @@
 * JAX arrays are read-only: no call writes them.
 
 No library is imported here: a caller with a tensor has imported PyTorch. Triton is an exception.
+
+In all functions `op` is the operator's name, for messages, `declared` are its declared inputs,
+`inputs` and `out` the arguments of a call.
 """
 
 from __future__ import annotations
@@ -80,7 +83,10 @@ def refuse_unwritable(op: str, argument: str, value: object) -> None:
 
 
 def as_tensor(array: Any) -> Any:
-    """Return a tensor over an array's memory; bfloat16, which NumPy lacks, as int16 in between."""
+    """Return a tensor over a NumPy or CuPy array's memory, on its device.
+
+    bfloat16, which NumPy's exchange lacks, is viewed as int16 in between.
+    """
     torch = sys.modules["torch"]
     bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
     if not isinstance(bits, np.ndarray):
@@ -92,7 +98,11 @@ def as_tensor(array: Any) -> Any:
 
 
 class ForeignArrays:
-    """Notes of a call's foreign arrays: which adopted array stands for which of them."""
+    """Notes of a call's arrays of other libraries: which NumPy or CuPy array stands for which.
+
+    is_native: all arrays are tensors that stay as they are. True if there are notes. An array is
+    noted by its `id`: who makes notes keeps the array alive.
+    """
 
     def __init__(
         self,
@@ -104,9 +114,12 @@ class ForeignArrays:
         detaches: bool = True,
         op: str = "",
     ) -> None:
-        """natively: do not adopt tensors, if all arrays are ordinary tensors on a GPU.
-        detaches: accept tensors that require gradients. op: refuse arrays of two libraries, in the
-        name of this operator."""
+        """Look at the arrays among a call's inputs and `out`; `note` adds notes later.
+
+        natively: do not convert tensors, if all arrays are ordinary tensors on a GPU. detaches:
+        accept tensors that require gradients. op: refuse arrays of two libraries, in the name of
+        this operator; "": do not.
+        """
         self.detaches = detaches
         self._owners: dict[int, object] = {}
         self._unwritable: dict[int, object] = {}
@@ -125,7 +138,7 @@ class ForeignArrays:
         return self._owners.get(id(array), array)
 
     def note(self, value: Any, array: Any) -> Any:
-        """Note that an array stands for the caller's value, and keep that alive; return it."""
+        """Note that `array` stands for the caller's `value`, kept alive by this; return `array`."""
         is_copy = isinstance(value, np.generic)
         if array is not value and not is_copy:
             self._owners[id(array)] = value
@@ -140,11 +153,12 @@ class ForeignArrays:
 
     @property
     def has_unwritable(self) -> bool:
-        """Return True if an array is read-only."""
+        """Return True if a noted array must not be written: JAX's, or a copy of a NumPy scalar."""
         return bool(self._unwritable)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context with PyTorch's current stream in CuPy, if all arrays are tensors."""
+        """Return a context in which CuPy's current stream is PyTorch's, if all arrays are tensors
+        on a GPU that are converted; else an empty one."""
         on_gpu = self._tensor is not None and self._tensor.device.type == "cuda"
         on_gpu = on_gpu and not self.is_native
         return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
@@ -156,14 +170,18 @@ class ForeignArrays:
             refuse_unwritable(prepared.op, prepared.names[place], value)
 
     def raise_versions(self, places: Sequence[int], arrays: Arrays) -> None:
-        """Raise the versions of tensors that a call wrote; places: indices of `arrays`."""
+        """Raise autograd's version counters of tensors that a call wrote: arrays at `places`."""
         owners = [self.owner(arrays[place]) for place in places] if self._owners else ()
         tensors = list(filter(is_tensor, owners))
         if tensors:
             raise_versions(tensors)
 
     def give_back(self, result: Any) -> Any:
-        """Return the caller's own object for each result that is one, else a new array in kind."""
+        """Return results, a tuple or one, as the caller gets them.
+
+        An array that stands for the caller's object is that object; a new one is a tensor over its
+        memory if all arrays of the call were tensors.
+        """
         if not self._owners:
             return result
         if isinstance(result, tuple):
@@ -182,7 +200,7 @@ class ForeignArrays:
 
 @contextlib.contextmanager
 def _stream(device: int) -> Iterator[None]:
-    """Make PyTorch's current stream CuPy's current one, and the device current."""
+    """Make PyTorch's current stream of a device CuPy's inside, and the device current."""
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
     with backend.on(device):
         theirs = _Stream(cuda.current_stream(device).cuda_stream)
@@ -233,7 +251,8 @@ class _Stream(NamedTuple):
 
 
 def _kinds_of(declared: Sequence[Input], inputs: Sequence[Any], out: Arguments) -> set[type]:
-    """Return the classes of arrays; none without PyTorch, which alone may be beside others."""
+    """Return the classes of the arrays; none if PyTorch is not imported, as only its arrays must
+    not be mixed with others."""
     if "torch" not in sys.modules:
         return set()
     kinds = set(map(type, _arrays(declared, inputs, out)))
@@ -252,9 +271,10 @@ def _first_tensor(
 
 
 def refuse_mixed(op: str, declared: Sequence[Input], inputs: Sequence[Any], out: Any) -> None:
-    """Refuse arrays of PyTorch beside NumPy's or CuPy's, but where a call does not read.
+    """Refuse arrays of PyTorch beside NumPy's or CuPy's, except inputs that a call does not read.
 
-    Read-only arrays, such as JAX's, may be beside any: their results are NumPy's or CuPy's.
+    Arrays of other libraries, such as JAX's, may be beside any. The error names the first array
+    whose library differs from that of the first array.
     """
     if "torch" not in sys.modules:
         return
@@ -276,7 +296,7 @@ def refuse_mixed(op: str, declared: Sequence[Input], inputs: Sequence[Any], out:
 
 
 def _library(kind: type) -> str:
-    """Return the library of a class of arrays; "" for others."""
+    """Return the name of the library of a class: "NumPy", "CuPy" or "PyTorch"; "" for others."""
     for module, name, library in _LIBRARIES:
         if issubclass(kind, getattr(sys.modules.get(module), name, ())):
             return library
@@ -284,12 +304,12 @@ def _library(kind: type) -> str:
 
 
 def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
-    """Return True if all arrays are tensors on a GPU that need not be adopted."""
+    """Return True if all arrays are ordinary tensors on a GPU, which need not be converted."""
     return ForeignArrays(declared, inputs, out, natively=True).is_native
 
 
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
-    """Return True if no tensor has to be adopted."""
+    """Return True if all arrays have a backend, so that no tensor has to be converted."""
     arrays: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
     if any(value.device.type == "cuda" for value in arrays):
         tensor_backend()
@@ -314,7 +334,7 @@ def may_record(arrays: Sequence[Any]) -> bool:
 
 
 def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Refuse tensors whose gradients, or tangents, would silently be lost."""
+    """Refuse tensors whose gradients, or tangents, would silently be lost; names: for messages."""
     if not may_record(arrays):
         return
     torch = sys.modules["torch"]
@@ -332,7 +352,10 @@ def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> No
 
 
 def _carries_tangents(torch: Any) -> bool:
-    """Return True if there may be dual tensors; False if PyTorch renamed the level."""
+    """Return True inside PyTorch's forward-mode differentiation, where tensors may have tangents.
+
+    By a private variable: False if PyTorch renamed it.
+    """
     return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
@@ -352,7 +375,10 @@ def _arrays(
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """Return an array over a tensor's memory; bfloat16 as int16 in between."""
+    """Return a NumPy or CuPy array over a tensor's memory; bfloat16 as int16 in between.
+
+    BufferError for a tensor whose memory does not hold its elements one by one.
+    """
     torch = sys.modules["torch"]
     if tensor.layout != torch.strided:
         form = str(tensor.layout)
@@ -401,7 +427,7 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def _device_exchanged(function: str, value: Any) -> Any:
-    """Adopt an array by CuPy's function of this name, which may switch the device."""
+    """Return a CuPy array over a device array, by CuPy's `from_dlpack` or `asarray`."""
     cuda_backend()
     try:
         return getattr(sys.modules["cupy"], function)(value)
@@ -411,7 +437,8 @@ def _device_exchanged(function: str, value: Any) -> Any:
 
 
 def _host_exchanged(value: Any) -> HostArray:
-    """Adopt a host array by DLPack; bfloat16, which NumPy's DLPack lacks, as a buffer."""
+    """Return a NumPy array over the memory of `value`, a host array, by DLPack; of bfloat16, which
+    NumPy's DLPack lacks, by `np.asarray`."""
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:

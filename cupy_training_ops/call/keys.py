@@ -21,7 +21,7 @@ from ..declare.schema import Input
 from ..errors import raise_if_from_handler
 from .backends import BACKENDS, TENSORS, info, infos, is_array
 
-Reader = Callable[[Any], object]
+Reader = Callable[[Any], object]  # from the value of an input to its key
 
 _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
@@ -99,7 +99,7 @@ def array_keys(values: object) -> tuple[object, ...]:
 
 
 def reader(item: Input) -> Reader:
-    """Return the function that makes an input's key."""
+    """Return the function that makes the key of a value of this declared input."""
     if item.memory == "either":
         return either_key
     if item.memory == "host":
@@ -110,7 +110,7 @@ def reader(item: Input) -> Reader:
 
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:
-    """Return the keys of `out`, a tuple for a list."""
+    """Return the key of each item of `out`: Info of an array, None, a tuple of keys for a tuple."""
     keys: list[object] = []
     for array in out:
         if array is None or type(array) is tuple:
@@ -122,7 +122,8 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 
 def attribute_key(value: object) -> object:
-    """Return the key of an attribute; KeyError or TypeError for a value that is not hashable."""
+    """Return the key of an attribute, by which equal ones share an operator's instance; KeyError or
+    TypeError for a value that is not hashable."""
     kind = type(value)
     if kind in _FORMS:
         return host_key(value)
@@ -159,16 +160,19 @@ def unmark(key: object) -> object:
 
 @dataclass(frozen=True)
 class SameArrays:
-    """A guard: `has` is True for arguments with the arrays and host values of an earlier call."""
+    """A guard: `has` is True for arguments with the arrays and host values of an earlier call.
+
+    backend: of the arrays. declared: all inputs of the operator.
+    """
 
     backend: Backend
     declared: Sequence[Input]
-    readers: Sequence[Reader]
-    keys: tuple[object, ...]  # of host values
-    identities: tuple[int, ...]
+    readers: Sequence[Reader]  # for each declared input
+    keys: tuple[object, ...]  # of host values, and lengths of lists
+    identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
-    states: list[object] | None  # what may change of an array
+    states: list[object] | None  # of each array, what may change of it; None: not compared
 
     @classmethod
     def of(
@@ -180,8 +184,9 @@ class SameArrays:
         out: Sequence[Any] = (),
         by_memory: bool = False,
     ) -> SameArrays | None:
-        """Make a guard of these arguments; None if they have no keys.
+        """Make a guard of these arguments; None if they have no keys, or no array is on a GPU.
 
+        inputs: for each declared input a value or None. out: a tuple in it stands for a list.
         by_memory: an array may change its shape.
         """
         dead = list[object]()
@@ -199,7 +204,8 @@ class SameArrays:
         return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
-        """Return True if these arguments are the same."""
+        """Return True if these arguments have the same arrays and host values; inputs: for each
+        declared input a value or None."""
         try:
             arrays = _arrays(self.declared, inputs, out)
             if self.dead or tuple(map(id, arrays)) != self.identities:
@@ -215,7 +221,8 @@ class SameArrays:
 def _arrays(
     declared: Sequence[Input], inputs: Sequence[Any], out: Sequence[Any]
 ) -> list[Array | None]:
-    """Return all arrays, flattened; TypeError if a variadic input is no list."""
+    """Return all arrays of `inputs` (one for each declared) and `out`, lists flattened; TypeError
+    if a variadic input is no list."""
     arrays: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
@@ -238,13 +245,21 @@ def _require_list(value: Any) -> Sequence[Any]:
 def _keys(
     declared: Sequence[Input], readers: Sequence[Reader], inputs: Sequence[Any], out: Sequence[Any]
 ) -> tuple[object, ...]:
-    """Return what may differ between calls with the same arrays: lengths of lists, host values."""
+    """Return what may differ between calls with the same arrays in the same order.
+
+    (for each item of `out` the length of a tuple or None; for each input by its declaration and
+    reader the length of a list, the key of a host value, or None for an array).
+    """
     lengths = tuple([len(value) if isinstance(value, tuple) else None for value in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
 
 
 def _key(item: Input, read: Reader, value: object) -> object:
-    """Return the key of an input but for its arrays; KeyError or TypeError as `reader`'s."""
+    """Return the length of a list of arrays, the key of a host value, or None for one array.
+
+    item: the declared input. read: makes the key of its value. KeyError or TypeError for a value
+    without a key.
+    """
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     if value is None or (item.memory != "host" and is_array(value)):

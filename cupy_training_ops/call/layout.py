@@ -3,6 +3,9 @@
 
 An order lists the dimensions from the largest stride to the smallest: of (n, c, h, w) it is
 (0, 1, 2, 3) for a C-contiguous array and (0, 2, 3, 1) with channels last.
+
+In all functions `op` is the operator's name, for messages, or its declaration; `info` the info of
+an array, whose strides are None if it is C-contiguous.
 """
 
 from __future__ import annotations
@@ -43,7 +46,11 @@ def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
 def common(
     op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
 ) -> Order | None:
-    """Return the order that dense arrays of one shape share; None: all are C-contiguous."""
+    """Return the order of dimensions in memory, the largest stride first, that dense arrays of one
+    shape share; None: all are C-contiguous.
+
+    arrays: (name in messages, info). results: of another shape only if all are C-contiguous.
+    """
     strided = next((name for name, info in arrays if info.strides is not None), None)
     if strided is None:
         return None
@@ -55,7 +62,7 @@ def common(
 
 
 def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
-    """Refuse an array whose order differs from the first."""
+    """Refuse an array whose order differs from the first; arrays: (name in messages, info)."""
     for name, info in arrays[1:]:
         first, like = arrays[0]
         if _significant(info) != _significant(like):
@@ -64,7 +71,10 @@ def check_alike(op: str, arrays: Sequence[tuple[str, ArrayInfo]]) -> None:
 
 
 def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
-    """Return the order of a channels-last array; None: it is C-contiguous."""
+    """Return the order of an array with its channels last, (0, 2, 3, 1); None: C-contiguous.
+
+    Refuses others; dimension 1 is channels.
+    """
     if info.strides is None:
         return None
     n = len(info.shape)
@@ -75,8 +85,12 @@ def own_order(op: str, name: str, info: ArrayInfo) -> Order | None:
 
 
 def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout: bool) -> None:
-    """Refuse an array whose layout the declaration does not allow."""
-    if declared in op.lies_as.inputs:
+    """Refuse an array whose layout the declaration does not allow.
+
+    name: in messages. declared: name of the declared input or output that it is, or is in a list
+    of. any_layout: any dense array is allowed.
+    """
+    if declared in op.lies_as.inputs:  # its channels may be last
         own_order(op.name, name, info)
     elif any_layout:
         checks.contiguous(op.name, name, order(info) is not None, "a dense array")
@@ -87,7 +101,10 @@ def check(op: Declaration, name: str, info: ArrayInfo, declared: str, any_layout
 def of_results(
     op: Declaration, names: Iterable[str], inputs: Mapping[str, ArrayInfo | None]
 ) -> list[Order | None]:
-    """Return the orders of results that follow an input's; None for others."""
+    """Return for each name of a result the order in memory that it copies from an input, or None.
+
+    inputs: info by name.
+    """
     like = [inputs.get(op.lies_as.inputs.get(name, "")) for name in names]
     return [None if info is None else own_order(op.name, "", info) for info in like]
 
@@ -100,10 +117,14 @@ def _significant(info: ArrayInfo) -> Order:
 def maker(
     backend: Backend, spec: Spec, device: int, dimensions: Order | None
 ) -> Callable[[], Array]:
-    """Return a function that allocates an array with its dimensions in this order."""
+    """Return a function that allocates an array of this spec, its dimensions in memory in this
+    order, from the largest stride to the smallest; None: C-contiguous.
+
+    It allocates a C-contiguous array of the permuted shape, and returns a view of it.
+    """
     if dimensions is None or len(dimensions) != len(spec.shape):
         return backend.maker(spec, device)
     shape = tuple(spec.shape[d] for d in dimensions)
     make = backend.maker(Spec(shape, spec.dtype), device)
-    axes = sorted(range(len(dimensions)), key=dimensions.__getitem__)
+    axes = sorted(range(len(dimensions)), key=dimensions.__getitem__)  # the inverse permutation
     return lambda: backend.permute(make(), axes)

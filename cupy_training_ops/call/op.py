@@ -27,7 +27,7 @@ from .prepare import prepare, select_outputs
 from .prepared import Arguments
 from .run import Call, Placed
 
-# Keys of inputs and `out`, names of outputs, the placement of calls without arrays.
+# (keys of inputs, keys of `out`, names of outputs, placement if the operator defines it or False)
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
 _MAX_REMEMBERED = 1024  # cached calls of an instance
@@ -41,8 +41,8 @@ class LastCall:
 
     call: Call
     arrays: keys.SameArrays
-    outputs: Sequence[str] | None
-    placed: Placed | None
+    outputs: Sequence[str] | None  # names that it returns; None: all
+    placed: Placed | None  # its addresses
 
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
         """Return True if the arguments are those of this call."""
@@ -63,14 +63,17 @@ class LastCall:
 class Op(Operator):
     """An operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
+    # In private methods `out` is a tuple of an array, a tuple of arrays or None for each output,
+    # (None,) without any; `outputs` are the names to return, None: all.
+
     __signature__ = Signatures()
 
-    _remembered: dict[object, Call]
-    _last: list[LastCall]
-    _readers: ClassVar[tuple[keys.Reader, ...]]
+    _remembered: dict[object, Call]  # by Key
+    _last: list[LastCall]  # none or one
+    _readers: ClassVar[tuple[keys.Reader, ...]]  # for each input the function from value to key
     _has_lists: ClassVar[bool]
     _says_where: ClassVar[bool]  # overrides `placement`
-    _shared: ClassVar[dict[object, Op]]
+    _shared: ClassVar[dict[object, Op]]  # by attributes
 
     def __init_subclass__(cls) -> None:
         """Set what follows from the class body: declaration, names, readers of arguments."""
@@ -85,6 +88,7 @@ class Op(Operator):
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
+        """Check attributes, by name, and set all of them, defaults included."""
         declared = self.declaration
         if declared.other_attributes:
             attributes = by_declared_names(self.name, declared.other_attributes, attributes)
@@ -93,7 +97,7 @@ class Op(Operator):
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
-        """Return the instance that functions and codecs share; raises what `cls` does."""
+        """Return one instance for equal attributes, which functions and codecs share."""
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
@@ -109,7 +113,7 @@ class Op(Operator):
 
     @classmethod
     def to_share(cls, **attributes: object) -> Self:
-        """Make the instance that `shared` returns."""
+        """Make the instance that `shared` returns; subclasses may override it."""
         return cls(**attributes)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -187,7 +191,7 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        """Run a call over lists, and note its arrays, which the next call may repeat."""
+        """Run a call over lists; note its arrays, so that one that repeats them needs no key."""
         inputs, flat, arrays = call.unpack(inputs, out)
         placed = call.place(arrays, flat)
         same = keys.SameArrays.of(call.backend, self.inputs, self._readers, inputs, out)
@@ -203,9 +207,9 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         workspace: object,
     ) -> object:
-        """Run a call that is not cached, or whose arguments have to be adopted.
+        """Run a call that is not cached, or with arrays of other libraries to be converted.
 
-        It is cached by the key of its arguments as they were, too.
+        key: of the arguments as they are, by which it is cached too; None if they have none.
         """
         foreign = self.foreign_arrays(inputs, out)
         with foreign.stream():
@@ -230,11 +234,11 @@ class Op(Operator):
         workspace: object = None,
         **by_name: object,
     ) -> BoundCall | OpenCall:
-        """The call with these arguments, checked once, as an object that only launches.
+        """Return the call with these arguments, checked once, as an object that only launches.
 
-        An input `...` stays open: each call of the object passes it by name, and checks it.
-        The object also takes, by name, values that change from call to call (a learning rate, a
-        step); others stay as bound. Arrays, also new outputs, live as long as
+        Arguments are those of a call. An input `...` stays open: each call of the object passes it
+        by name, and checks it. The object also takes, by name, values that change from call to call
+        (a learning rate, a step); others stay as bound. Arrays, also new outputs, live as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
@@ -266,7 +270,10 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        """Return the prepared call for these arguments, with inputs and `out` as native arrays."""
+        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend.
+
+        foreign: notes, to which arrays of other libraries are added.
+        """
         inputs, out, key = self._adopt(inputs, out, outputs, foreign)
         call = self._remembered.get(key)
         if call is None:
@@ -299,7 +306,10 @@ class Op(Operator):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Arguments, Arguments, Key]:
-        """Adopt inputs and `out`; return them, and the key of the call."""
+        """Return (inputs, `out`, key of the call), other libraries' arrays as NumPy's or CuPy's.
+
+        foreign: gets notes of these.
+        """
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
         inputs = tuple([adopt_input(self.name, item, value, foreign) for item, value in pairs])
@@ -308,7 +318,11 @@ class Op(Operator):
         return inputs, out, self._call_key(inputs, out, names)
 
     def _call_key(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> Key:
-        """Return the key of a call; KeyError or TypeError if an argument has to be adopted."""
+        """Return what identifies the cached call: dtypes, shapes, alignments, host values, ...
+
+        (for each input its key, for each item of `out`, names of outputs, backend and device or
+        False). KeyError or TypeError if an argument has to be converted first.
+        """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
         known: list[object] = []

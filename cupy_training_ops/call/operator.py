@@ -24,7 +24,7 @@ class Operator(Declares):
 
     declaration: ClassVar[Declaration]  # the checked form of `Declares`
     workspaces: Workspaces
-    mixes: ClassVar[bool] = False  # arrays of two libraries, some adopted: the caller looks at them
+    mixes: ClassVar[bool] = False  # True: arrays of two libraries are not refused here
 
     @property
     def attribute_values(self) -> dict[str, object]:
@@ -32,17 +32,25 @@ class Operator(Declares):
         return {attribute.name: getattr(self, attribute.name) for attribute in self.attributes}
 
     def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
-        """Return output specs for input specs; refuse shapes that do not fit."""
+        """Return what is known of each output before the call; refuse shapes that do not fit.
+
+        inputs: for each declared input a Spec of an array, a tuple of Specs for a list, the
+        converted value of a host input, Changing if that differs from call to call, or None.
+        """
         raise NotImplementedError
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Return the steps for these inputs and outputs: a pure function of its arguments."""
+        """Return the steps of a call, and their scratch memory; a pure function of its arguments.
+
+        device: properties of the GPU. specs: for each declared input a Spec, a tuple of Specs for a
+        list, a host value, Changing or None; then for each output a Spec, a tuple or None.
+        """
         raise NotImplementedError
 
     def check_numbers(self, *inputs: object) -> None:
         """Refuse changing numbers by a check that needs other inputs, too.
 
-        inputs: as of `infer`, with the numbers of this call.
+        inputs: for each declared input its Spec or Specs, host value, this call's number, or None.
         """
 
     @property
@@ -51,14 +59,14 @@ class Operator(Declares):
         return type(self).check_numbers is not Operator.check_numbers
 
     def check_values(self, *inputs: object) -> None:
-        """Refuse arrays by their elements. Runs last, if the attribute `check` is True, and waits
-        for the device."""
+        """Refuse arrays by their elements. inputs: arrays, and converted host values. Runs last, if
+        the attribute `check` is True, and waits for the device."""
 
     def supply(self, *inputs: object) -> object:
         """Return the value of a `supplied` input that the caller left out.
 
         Example: seed and offset of a dropout, drawn for each call. At most one input is
-        `supplied`. inputs: as for the CPU function. Not called if all outputs are empty.
+        `supplied`. inputs: arrays and host values. Not called if all outputs are empty.
         """
         raise NotImplementedError
 
@@ -76,11 +84,11 @@ class Operator(Declares):
 
     @property
     def knows_tensors(self) -> bool:
-        """Return True if tensors need not be adopted; `check_values` needs CuPy's arrays."""
+        """Return True if tensors stay tensors; `check_values` needs CuPy arrays instead."""
         return self.takes_tensors and not self._looks_at_values
 
     def foreign_arrays(self, inputs: Arguments, out: Arguments) -> ForeignArrays:
-        """Return the notes of foreign arrays of a call with these arguments."""
+        """Return new notes of the arrays of other libraries among a call's arguments."""
         return ForeignArrays(
             self.inputs,
             inputs,
@@ -121,5 +129,8 @@ class Operator(Declares):
         outputs: Sequence[str] | None,
         foreign: ForeignArrays,
     ) -> tuple[Call, Arguments, Arguments]:
-        """Return the cached or new call for these arguments, and the arguments adopted."""
+        """Return (the cached or new call, inputs, `out`), these as arrays of the call's backend.
+
+        outputs: names to return; None: all. foreign: gets notes of other libraries' arrays.
+        """
         raise NotImplementedError

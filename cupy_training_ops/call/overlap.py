@@ -35,7 +35,11 @@ class Overlap:
         written: Sequence[Written],
         not_accessed: Sequence[int] = (),
     ) -> None:
-        """sizes: in bytes; 0 for arrays that are absent or not accessed."""
+        """Note arrays by index: names for messages, sizes in bytes (0: absent), which are written.
+
+        op: the operator's name. not_accessed: indices of arrays whose elements the call does not
+        look at.
+        """
         self._op = op
         self._names = names
         self._sizes = [0 if place in not_accessed else n for place, n in enumerate(sizes)]
@@ -47,21 +51,24 @@ class Overlap:
         self._apart: Sequence[int] = ()  # the addresses that passed last
 
     def involves(self, places: Sequence[int]) -> bool:
-        """Return True if one of these arrays is written, or may be the same as a written one."""
+        """Return True if one of the arrays at these indices is written, or may be a written one."""
         named = self._places | {partner for _, partner in self._partners}
         return not named.isdisjoint(places)
 
     def spans(self, addresses: Sequence[int]) -> list[Span]:
-        """Return written spans, sorted."""
+        """Return the spans (start, end) of written arrays, sorted; addresses: of all arrays."""
         written = ((addresses[p], addresses[p] + self._sizes[p]) for p in self._places)
         return sorted((start, end) for start, end in written if start < end)
 
     def sizes(self, places: Sequence[int]) -> list[int]:
-        """Return the bytes of these arrays."""
+        """Return the sizes in bytes of the arrays at these indices."""
         return [self._sizes[place] for place in places]
 
     def refuse(self, addresses: Sequence[int]) -> None:
-        """Raise ArgumentError if a written array shares memory with another."""
+        """Raise ArgumentError if a written array shares memory with another.
+
+        addresses: of all arrays, in the order of `sizes`.
+        """
         if addresses == self._apart:
             return
         if len(self._written) == 1:
@@ -71,7 +78,7 @@ class Overlap:
         self._apart = addresses
 
     def _compare(self, addresses: Sequence[int], written: Written) -> None:
-        """Compare one written array, the common case, with all others."""
+        """Compare one written array, the common case, with all others, at these addresses."""
         start, size = addresses[written.place], self._sizes[written.place]
         if not size:
             return
@@ -83,7 +90,11 @@ class Overlap:
                 self._raise(place, written.place)
 
     def _any_shared(self, addresses: Sequence[int]) -> bool:
-        """Return True if a sweep would refuse."""
+        """Return True if `_sweep` would refuse, by the same rule for all spans at once.
+
+        In the order of addresses a written span must start after all earlier ones end, a read one
+        after all earlier written ones: `last` and `last_written` are those ends, as running maxima.
+        """
         starts = np.array(addresses, np.uint64).astype(np.int64)
         counted = self._n_bytes > 0
         if self._partners:
@@ -97,9 +108,10 @@ class Overlap:
         return bool(np.any(first[1:] < np.where(is_written[1:], last, last_written)))
 
     def _sweep(self, addresses: Sequence[int]) -> None:
-        """Compare each span, in the order of addresses, with the earlier one that ends last."""
+        """Raise if spans overlap of which one is written. Each is compared, in the order of
+        addresses, with the earlier one that ends last: of all if it is written, else of written."""
         same = self._same(addresses)
-        every = written = (0, -1)  # end and index of the span that ends last
+        every = written = (0, -1)  # (end, index) of the span that ends last
         pairs = enumerate(zip(addresses, self._sizes, strict=True))
         spans = ((start, start + n, p) for p, (start, n) in pairs if n and p not in same)
         for start, end, place in sorted(spans):
@@ -113,13 +125,14 @@ class Overlap:
                 written = end, place
 
     def _same(self, addresses: Sequence[int]) -> frozenset[int]:
-        """Return partners that are the same array as the one written."""
+        """Return indices of inputs that are, as they may be, the very array that is written."""
         sizes = self._sizes
         return frozenset(
             p for w, p in self._partners if addresses[p] == addresses[w] and sizes[p] == sizes[w]
         )
 
     def _raise(self, other: int, place: int) -> NoReturn:
+        """Raise for the array with index `place`, which shares memory with `other`."""
         raise ArgumentError(
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"
@@ -127,19 +140,20 @@ class Overlap:
 
 
 class RepeatedOverlap:
-    """An `Overlap` check for repeated calls in which only some arrays, at `places`, are new.
+    """An `Overlap` check for repeated calls in which only some arrays are new.
 
-    If these are only read, they are searched in the written spans, which stay the same.
+    If these are only read, they are compared with the written spans alone, which stay the same.
     """
 
     def __init__(self, overlap: Overlap, places: Sequence[int]) -> None:
+        """overlap: the check of all arrays. places: indices of those that are new at each call."""
         self._overlap, self._places = overlap, np.array(places, np.intp)
         self._is_simple = bool(places) and not overlap.involves(places)
         self._sizes = np.array(overlap.sizes(places), np.int64)
         self._known: Addresses | None = None  # written spans, sorted
 
     def refuse(self, addresses: Addresses) -> None:
-        """Raise ArgumentError if a written array shares memory with another."""
+        """Raise ArgumentError if a written array shares memory; addresses: of all arrays."""
         known = self._known
         if known is None or self._may_share(addresses[self._places], known):
             every = addresses.tolist()
@@ -149,6 +163,11 @@ class RepeatedOverlap:
                 self._known = np.array(spans, np.int64)
 
     def _may_share(self, first: Addresses, spans: Addresses) -> bool:
+        """Return True if a new array overlaps a span.
+
+        first: addresses of the new arrays. spans: rows (start, end), sorted; none overlap. Of each
+        array only the first span that ends after its start is compared.
+        """
         starts, ends = spans.T
         next_to_end = np.searchsorted(ends, first, side="right")
         return bool(np.any((starts[next_to_end] < first + self._sizes) & (self._sizes > 0)))

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""BIND, CHECK and INFER: from the key of a call to a checked `Call`."""
+"""BIND, CHECK and INFER: from the key of a call to a checked `Call`.
+
+In all functions `op` is the operator or its declaration, `declared` or `item` the declaration of an
+input, `arrays` are the input arrays and `results` the output arrays of the call, lists flattened,
+and `prepared` is all that is known of the call. An `info` is an array's dtype, shape, strides and
+device. `specs` are the arguments of `infer`: for each declared input a Spec, a tuple of Specs for a
+list, a host value, a Changing number or None.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +37,15 @@ from .run import Call, CpuCall, EmptyCall, KernelCall
 from .tiling import PIECE, Pieces
 
 Outputs = Sequence[str] | None
-Keys = Sequence[Any]  # Info of arrays, `host_key` of other arguments
+Keys = Sequence[Any]  # of each argument: Info, `host_key`, CHANGES, None, or a tuple for a list
 
 _MAX_SHOWN = 8  # arrays of a call in the log and in ranges
 
 
 def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
-    """Check a call, in the same order and with the same messages on every provider.
+    """Check a call and return it prepared, with the same checks and messages on every provider.
 
-    inputs, out: the parts of the call's key.
+    inputs, out: the key of each argument, a tuple for a list. outputs: names to return; None: all.
     """
     declared = op.declaration
     keys, supplied = _every_key(declared, inputs)
@@ -82,7 +89,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
 def _number_check(
     op: Operator, specs: Sequence[object]
 ) -> Callable[[Mapping[int, object]], None] | None:
-    """Return a function that checks the changing numbers of a call, by index."""
+    """Return a function that checks a call's changing numbers, by index of the input; None: no
+    check. specs: the arguments of `infer`."""
 
     def check(values: Mapping[int, object]) -> None:
         op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
@@ -91,7 +99,7 @@ def _number_check(
 
 
 def select_outputs(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
-    """Return the names of the outputs to compute."""
+    """Return the declared names of the outputs that `outputs=` asks for; None: all."""
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
@@ -104,7 +112,7 @@ def select_outputs(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
 
 
 def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
-    """Return a key for each declared input, and the index of one that the operator supplies."""
+    """Return (a key for each declared input, index of one that the operator supplies or None)."""
     checks.count(op.name, op.inputs, len(inputs))
     keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
     places = (i for i, item in enumerate(op.inputs) if item.supplied and keys[i] is None)
@@ -115,7 +123,11 @@ def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
 
 
 def _freeze(op: Declaration, declared: Input, key: Any) -> object:
-    """Freeze a static host input; None for an array or a changing value."""
+    """Return the converted value of a host input that is `static`: each value has its own plan;
+    None for other inputs.
+
+    key: `host_key` of the value, which holds it, or CHANGES or None.
+    """
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
     if declared.memory != "host" or key is None or key is CHANGES:
@@ -149,7 +161,10 @@ def _have_one_shape(arrays: Sequence[Named]) -> bool:
 def _check_inputs(
     op: Declaration, values: Mapping[str, object], arrays: Sequence[Named], loose: Container[str]
 ) -> None:
-    """values: of attributes. loose: names of inputs that need not be C-contiguous."""
+    """Refuse arrays by dtype, layout and shape, and required ones that are absent.
+
+    values: of attributes, by name. loose: names of inputs that need not be C-contiguous.
+    """
     bound: checks.Bindings = {}
     for attribute in op.attributes:
         value = values[attribute.name]
@@ -169,7 +184,8 @@ def _check_inputs(
 
 
 def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
-    """Return the arguments of `infer` and `plan`: specs, tuples of them, Changing, host values.
+    """Return for each declared input the argument of `infer` and `plan`: Spec, a tuple of Specs,
+    Changing, a host value or None.
 
     keys, fixed: the key of each input, and its value if that is on the host.
     """
@@ -190,8 +206,10 @@ def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object
 
 
 def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
-    # place: index among all arrays. may_lie: channels may be last, as they are if the array is not
-    # C-contiguous.
+    """Return the Spec of an input array with index `place` among all arrays.
+
+    may_lie: its channels may be last, as they are if it is not C-contiguous.
+    """
     if key is None:
         return None
     info = ArrayInfo.of(key)
@@ -201,7 +219,10 @@ def _place(key: Info | None, place: int, may_lie: bool = False) -> Spec | None:
 def _results(
     op: Declaration, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
 ) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
-    """Return inferred outputs, lists flattened, and the lengths of lists."""
+    """Return (a Result for each output array; for each output the length of its list, or None).
+
+    inferred: from `infer`, for each output. names: of the outputs to return. arrays: the inputs.
+    """
     places = {a.name: place for place, a in enumerate(arrays) if a.info is not None}
     results: list[Result] = []
     counts: list[int | None] = []
@@ -231,11 +252,12 @@ def _result(
     asked_for: bool,
     places: Mapping[str, int],
 ) -> Result:
-    """Describe an output of a prepared call: whether it is computed and returned, and from what.
+    """Describe one output array of a call: whether it is computed and returned, and from what.
 
-    index: "[1]" for the second array of a list, whose alias is the second of a variadic input; ""
-    for a single output. An updated input is written even if its output is not asked for, unless
-    that is `on_request`.
+    item: what `infer` returned for it. places: index of each input array by name. index: "[1]" for
+    the second array of a list, whose alias is the second of a variadic input; "" for a single
+    output. An updated input is written even if its output is not asked for, unless that is
+    `on_request`.
     """
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     alias = None if output.aliases is None else places.get(output.aliases + index)
@@ -253,7 +275,7 @@ def _result(
 
 
 def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
-    """Return the spec of an output that is computed.
+    """Return the spec of an output that is computed; item: what `infer` returned for it.
 
     For Open its shape is a placeholder. A Changing is a number, of the one dtype of the output's
     type.
@@ -273,7 +295,11 @@ def _check_out(
     out: Keys,
     any_layout: bool,
 ) -> tuple[ArrayInfo | None, ...]:
-    """Check the caller's `out`; return one info for each result."""
+    """Check the caller's `out`; return for each result the info of its array there, or None.
+
+    counts: for each output the length of its list, or None. out: keys, [None] if there is none.
+    any_layout: arrays need not be C-contiguous, only dense.
+    """
     if list(out) == [None]:
         return (None,) * len(results)
     if op.no_out:
@@ -309,7 +335,7 @@ def _is_group(key: Any, count: int) -> bool:
 
 
 def _check_output(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
-    """Refuse an array in `out=` that does not fit the output.
+    """Refuse an array in `out=` that does not fit the output. any_layout: it may be any dense one.
 
     key: the fields of its ArrayInfo, the backend first; if the caller passed a tuple for an array,
     a tuple of such keys and None.
@@ -332,7 +358,8 @@ def _placement(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> ArrayInfo:
-    """Return the info of one array, whose device all share; without arrays the operator's."""
+    """Return the info of one array, whose device all share; without arrays the operator's. out: for
+    each result the caller's array or None."""
     pairs = zip(results, out, strict=True)
     outputs = ((f"out ({r.name})", info) for r, info in pairs if r.value is None)
     named = [*((a.name, a.info) for a in arrays), *outputs]
@@ -350,7 +377,8 @@ def _order(
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
 ) -> layout.Order | None:
-    """Return the order of dimensions that all arrays share; None: C-contiguous."""
+    """Return the order in memory of the dimensions of all arrays, refusing unlike ones; None:
+    C-contiguous. out: for each result the caller's array or None."""
     specs = [r.spec for r in results if r.spec is not None and r.value is None]
     return layout.common(op.name, _infos(arrays, results, out), specs)
 
@@ -376,7 +404,7 @@ def _infos(
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
-    """Choose the call: empty, by a NumPy function, by kernels, or the operator's own."""
+    """Return the call: empty, by a NumPy function, by kernels, or the operator's own."""
     own = op.own_call(prepared)
     if own is not None:
         return own
@@ -395,7 +423,7 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
 
 
 def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
-    """Return how the CPU provider splits large arrays, or None."""
+    """Return how the CPU provider splits large arrays; None: it computes them whole."""
     sizes = [a.info.spec.size for a in prepared.arrays if a.info is not None]
     if op.tiles is None or max(sizes, default=0) <= PIECE:  # one piece is enough
         return None
@@ -403,7 +431,10 @@ def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
 
 
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:
-    """Plan and compile a call; specs number its arrays: inputs first, then results."""
+    """Plan and compile a call; return its plan, ready to run.
+
+    specs: of the inputs. Arrays are numbered: inputs first, then results.
+    """
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
@@ -440,9 +471,10 @@ def _call_in_words(prepared: Prepared) -> str:
 def _plan_spec(
     prepared: Prepared, result: Result, info: ArrayInfo | None, place: int, may_lie: bool
 ) -> Spec | Changing | None:
-    """Return the spec of the array that a result is written to, with its alignment.
+    """Return the spec of the array that a kernel writes a result to; None: it writes none.
 
-    info: of the caller's output.
+    info: of the caller's array in `out`, or None. place: index of the result among inputs' arrays
+    and results. may_lie: its channels may be last in memory.
     """
     if result.spec is None or isinstance(result.value, Changing):
         return None

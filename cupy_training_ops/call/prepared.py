@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Facts that a cached call knows: arguments, results, and what it writes."""
+"""Facts of a cached call (`Prepared`): its arguments, its results, and which arrays it writes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    """One output array of a call."""
+    """One output array of a call; array indices count the inputs' arrays, lists flattened."""
 
     name: str
     spec: Spec | None  # None: not computed
-    value: HostValue | None = None  # of a host output
-    alias: int | None = None  # the array that it overwrites, if there is no out=
-    shareable: tuple[int, ...] = ()  # the arrays that out= may be
+    value: HostValue | None = None  # of a host output; None: it is on a device
+    alias: int | None = None  # index of the array that it overwrites, if there is no out=
+    shareable: tuple[int, ...] = ()  # indices of the arrays that out= may be
     computed: bool = True  # the CPU provider's function returns it
     open: Open | None = None  # for an array whose shape only the caller's function knows
     order: Order | None = None  # of its dimensions in memory, if it differs from other arrays'
@@ -45,12 +45,12 @@ class Named:
     """An input array of a call: its name in messages, its info, and its declared input."""
 
     name: str
-    info: ArrayInfo | None
+    info: ArrayInfo | None  # None: optional, and not passed
     declared: Input
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a call reads or writes."""
+        """Bytes of the array that a call reads or writes; 0 if it does not access its elements."""
         if self.info is None or self.declared.not_accessed:
             return 0
         return self.info.spec.nbytes
@@ -66,15 +66,15 @@ class Prepared:
     changing: tuple[int, ...]  # indices of inputs whose values differ from call to call
     arrays: tuple[Named, ...]  # variadic inputs flattened
     results: tuple[Result, ...]
-    out: tuple[ArrayInfo | None, ...]  # the caller's outputs
+    out: tuple[ArrayInfo | None, ...]  # for each result the caller's array, or None
     counts: tuple[int | None, ...]  # for each output the length of its list, or None
-    placement: ArrayInfo
+    placement: ArrayInfo  # of any array: its backend and device are those of the call
     order: Order | None = None  # of dimensions in memory, if arrays are not C-contiguous
-    checks: tuple[Callable[..., None], ...] = ()
+    checks: tuple[Callable[..., None], ...] = ()  # of all inputs, which read arrays' values
     check_numbers: Callable[[Mapping[int, object]], None] | None = None  # that change, by index
     detaches: bool = False  # accepts tensors that require gradients
-    supplied: int | None = None  # index of the input that the operator supplies
-    supply: Callable[..., object] | None = None
+    supplied: int | None = None  # index of the input that the operator supplies, as a seed
+    supply: Callable[..., object] | None = None  # from all inputs to its value
     always: object = None  # its value, if it is the same at each call
 
     @property
@@ -89,13 +89,16 @@ class Prepared:
 
 
 def group(flat: Sequence[T], counts: Sequence[int | None]) -> tuple[T | tuple[T, ...], ...]:
-    """Group arrays by output: a tuple for each list."""
+    """Group arrays by output: (a, b, c) with counts (None, 2) is (a, (b, c))."""
     items = iter(flat)
     return tuple(next(items) if n is None else tuple(itertools.islice(items, n)) for n in counts)
 
 
 def flatten(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
-    """Flatten `out`; None for a list of n becomes n times None."""
+    """Flatten `out`: with counts (None, 2) it is (a, b, c) for (a, (b, c)).
+
+    None in place of a list becomes as many None.
+    """
     flat: list[Any] = []
     for item, count in zip(out, counts, strict=True):
         flat += [item] if count is None else [None] * count if item is None else item

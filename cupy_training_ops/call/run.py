@@ -44,16 +44,21 @@ Maker = Callable[[], Array]
 NO_VALUES: Values = {}
 LARGE_NBYTES = 2**20  # of results that are not copied; smaller ones may be constants
 
-
-# Addresses of a call's arrays and then of its results; structs of addresses.
+# (addresses of a call's arrays, then of its results; tables: structs of addresses for kernels)
 Placed = tuple[Addresses, Sequence[object]]
 
 
 class Call:
-    """A checked call, cached for one combination of dtypes, shapes, alignments and device."""
+    """A checked call, cached for one combination of dtypes, shapes, alignments and device.
+
+    prepared: all that is known of it. In its methods `inputs` are all arguments, `arrays` those of
+    them that are arrays, `out` the caller's outputs, `results` all outputs: these three with lists
+    flattened. `workspace` is the caller's scratch array or None. `values` are numbers that change
+    from call to call, by index of the input; `placed` (see Placed) is None if not known.
+    """
 
     workspace_nbytes = 0
-    direct: frozenset[int] | None = None  # arrays that are not only in tables; None: all
+    direct: frozenset[int] | None = None  # indices of arrays not only in tables; None: all
     repeats = True  # a bound call returns the same arrays each time
     is_placed = False  # kernels need only the addresses of inputs and `out`
 
@@ -64,17 +69,17 @@ class Call:
         self.has_tensors = self.backend.has_tensors
         self.records = self.has_tensors and not prepared.detaches  # autograd may record
         self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
-        self.changing = prepared.changing
+        self.changing = prepared.changing  # indices of inputs that change from call to call
         self.supplied, self.always = prepared.supplied, prepared.always
         self._classify_results(prepared)
         self._classify_inputs(prepared)
         self.overlap = overlap(prepared)
-        self.writes = tuple([each.place for each in list_writes(prepared)])
+        self.writes = tuple([each.place for each in list_writes(prepared)])  # of arrays, then out
         is_checked = bool(self.checks or self.check_numbers is not None)
         self.has_checks = is_checked or self.supplied is not None
 
     def _classify_inputs(self, prepared: Prepared) -> None:
-        """Note which inputs are arrays, lists, or frozen at each call."""
+        """Note which inputs are arrays, lists, fixed host values, or converted at each call."""
         self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
         self.freezing = [(place, Freezing(prepared.op, item)) for place, item in changing]
@@ -82,7 +87,7 @@ class Call:
         self.host_values = [(i, value) for i, (item, value) in pairs if item.memory == "host"]
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
         changing_places = set(prepared.changing)
-        self.array_places = tuple(
+        self.array_places = tuple(  # (index of the input, True for a list of arrays)
             (place, declared.variadic)
             for place, declared in enumerate(prepared.inputs)
             if declared.memory != "host" and place not in changing_places
@@ -91,7 +96,7 @@ class Call:
         self._pick_arrays = getter([place for place, _ in self.array_places])
 
     def _classify_results(self, prepared: Prepared) -> None:
-        """Note which results are in `out`, and which are returned."""
+        """Note if all or some results are in `out`, are returned, or are lists."""
         self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
         self.single_output = prepared.counts == (None,) and self.returns_all
         self.groups = prepared.groups_outputs
@@ -101,15 +106,15 @@ class Call:
         self._locate_results(prepared)
 
     def _locate_results(self, prepared: Prepared) -> None:
-        """Collect makers of new results; `_pick` maps (*arrays, None, *new, *hosts, *out) to all
-        results."""
+        """Collect functions that make new results. `_pick` picks all results from the row
+        (*arrays, None, *new arrays, *host values, *out): their indices there are `places`."""
         makers, hosts = self._makers(), self._host_makers()
         self.makers = [make for make in makers if make]
         self.makes_arrays = bool(self.makers)
         self.host_makers = [make for make in hosts if make]
         self.makes_all = len(self.makers) == len(makers)
         self.refuses_capture = self.makes_arrays and not self.has_tensors
-        nothing = len(prepared.arrays)
+        nothing = len(prepared.arrays)  # where None is, for outputs that are not asked for
         new = itertools.count(nothing + 1)
         on_host = itertools.count(nothing + 1 + len(self.makers))
         out = nothing + 1 + len(self.makers) + len(self.host_makers)
@@ -125,7 +130,11 @@ class Call:
         self._pick = getter(places)
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Check addresses and values of this call, allocate, and run."""
+        """Run the call on arguments with its key; return the results as the caller gets them.
+
+        inputs: up to the last passed. out: a tuple, in which a tuple stands for a list. workspace:
+        the caller's scratch array, or None. Overlapping memory and bad values are refused first.
+        """
         if self.has_lists or self.groups_out:
             inputs, out, arrays = self.unpack(inputs, out)
         else:
@@ -140,7 +149,7 @@ class Call:
         return self.finish(inputs, arrays, out, workspace, placed)
 
     def unpack(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
-        """Return all declared inputs, `out` flattened, and the arrays flattened."""
+        """Return (all declared inputs, `out` flattened, the inputs that are arrays, flattened)."""
         missing = self.n_inputs - len(inputs)
         if missing:
             inputs += (None,) * missing
@@ -160,10 +169,8 @@ class Call:
         return inputs, out, tuple(flat)
 
     def place(self, arrays: Arrays, out: Arrays) -> Placed | None:
-        """Return addresses and tables of the launch, or None if nothing needs them.
-
-        Refuses two arrays that share memory if one of them is written.
-        """
+        """Return addresses and tables of the launch, or None if nothing needs them; refuse two
+        arrays that share memory if one of them is written."""
         if self.overlap is None and self.makes_arrays:
             return None
         addresses = self.backend.pointers(arrays + out if self.has_out else arrays)
@@ -172,10 +179,8 @@ class Call:
         return self.placed_at(addresses)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Return addresses and tables of a launch; addresses: of arrays, then of `out`.
-
-        None if results are new arrays, or no kernel needs addresses.
-        """
+        """Return `Placed` for arrays, then `out`, at these addresses (0: none); None if results are
+        new arrays, or no kernel needs addresses."""
         return None
 
     def finish(
@@ -186,7 +191,10 @@ class Call:
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Run the rest of a call, whose arrays do not overlap."""
+        """Allocate results, check values and run; return the results as the caller gets them.
+
+        inputs: all declared. arrays, out: flattened, known not to overlap. placed: their addresses.
+        """
         values = self.values(inputs) if self.changing else NO_VALUES
         if self.has_all_outputs:
             results = out
@@ -207,19 +215,17 @@ class Call:
         return results[0] if self.single_output else self.group_results(results)
 
     def raise_versions(self, arrays: Arrays, out: Arrays) -> None:
-        """Raise the versions of tensors that were written, for autograd."""
+        """Raise the versions of written tensors, so that autograd notices that they changed."""
         every = arrays + out
         raise_versions([every[place] for place in self.writes])
 
     def check(
-        self,
-        inputs: Arguments,
-        arrays: Arrays,
-        results: Arrays,
-        workspace: object,
-        values: Values,
+        self, inputs: Arguments, arrays: Arrays, results: Arrays, workspace: object, values: Values
     ) -> tuple[Array | None, Values]:
-        """Run the last checks; return the caller's workspace, and values with a supplied one."""
+        """Run the last checks; return (the caller's workspace as an array, values).
+
+        An input that the caller left out and the operator supplies, as a seed, is added to values.
+        """
         if workspace is not None:
             workspace = self._check_workspace(workspace, arrays, results)
         self._check(inputs, values)
@@ -232,7 +238,7 @@ class Call:
         return workspace, values
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Prepare `run` with these arguments; return a function that writes."""
+        """Do what precedes all writes; return a function for the rest of run(*arguments)."""
         return partial(self.run, *arguments)
 
     def _check(self, inputs: Arguments, values: Values) -> None:
@@ -251,15 +257,11 @@ class Call:
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Compute `results` from `arrays`.
-
-        inputs: all arguments, also those on the host. values: the numbers that change from call to
-        call. placed: addresses of the arrays, where the caller has them already.
-        """
+        """Compute `results` from `arrays` and host values, in the caller's workspace or None."""
         raise NotImplementedError
 
     def values(self, inputs: Arguments) -> Values:
-        """Return changing values by index, frozen."""
+        """Return the converted value of each changing input that was passed, by its index."""
         return {
             place: freeze(inputs[place])
             for place, freeze in self.freezing
@@ -267,7 +269,7 @@ class Call:
         }
 
     def group_results(self, results: Arrays) -> tuple[object, ...] | None:
-        """Return results as declared: lists grouped, None for those not asked for."""
+        """Return results as the caller gets them: a tuple for each list, None if not asked for."""
         if not self.returns_all:
             pairs = zip(self.prepared.results, results, strict=True)
             results = tuple(array if result.returned else None for result, array in pairs)
@@ -276,7 +278,7 @@ class Call:
         return group(results, self.prepared.counts) if self.groups else results
 
     def complete(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
-        """Return all results: `out`, aliased inputs, host values, new arrays."""
+        """Return all results: arrays of `out`, overwritten inputs, host values, new arrays."""
         is_captured = self.refuses_capture and self.backend.capturing(self.device)
         if is_captured and not self.backend.keeps_memory():
             raise ProviderError(
@@ -293,7 +295,7 @@ class Call:
             refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def _makers(self) -> list[Maker | None]:
-        """Return for each result a function that allocates it, or None."""
+        """Return for each result a function that allocates it; None if it is not a new array."""
         prepared = self.prepared
         return [
             layout.maker(self.backend, result.spec, self.device, result.order or prepared.order)
@@ -303,7 +305,7 @@ class Call:
         ]
 
     def _host_makers(self) -> list[Callable[[Values], object] | None]:
-        """Return for each result a function that makes its host value, or None."""
+        """Return for each result a function from `values` to its host value; None: on a device."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
         return [partial(self._host_result, result) if here else None for result, here in pairs]
@@ -327,7 +329,7 @@ class Call:
             refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
-        """Return all inputs, host ones frozen."""
+        """Return all inputs as NumPy functions take them: host ones by their converted values."""
         arguments = list(inputs)
         for place, value in self.host_values:
             arguments[place] = value
@@ -336,14 +338,14 @@ class Call:
         return arguments
 
     def _on_device(self, results: Arrays) -> Arrays:
-        """Return results, with None for host ones."""
+        """Return results with None in place of host values."""
         if not self.host_makers:
             return results
         pairs = zip(self.prepared.results, results, strict=True)
         return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """Flatten a function's results, some of which may be lists."""
+        """Flatten what a function returned: a to (a,), and (a, [b, c]) to [a, b, c]."""
         if not isinstance(returned, tuple | list):
             return (returned,)
         if not self.groups:
@@ -354,7 +356,7 @@ class Call:
         return flat
 
     def _check_workspace(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
-        """Adopt the caller's workspace; refuse a bad one, and overlap with arrays."""
+        """Return the caller's workspace as an array; refuse a bad one, and overlap with arrays."""
         prepared = self.prepared
         array, properties = self._adopt_workspace(workspace)
         if is_read_only(workspace):
@@ -368,7 +370,7 @@ class Call:
         return array
 
     def _adopt_workspace(self, workspace: object) -> tuple[Array, ArrayInfo]:
-        """Return the workspace as an array of the call's backend, and its info.
+        """Return (the workspace as an array of the call's backend, its info).
 
         A tensor beside tensors stays one: with DLPack one library's stream would wait for the
         other's, which ends a capture.
@@ -388,7 +390,7 @@ class Call:
 
 
 def _info(array: Array, adopted: Array) -> Info:
-    """Return the fields of ArrayInfo; of an unusual tensor those of its adopted array."""
+    """Return the array's info; of a tensor without one that of `adopted`, a view of its memory."""
     try:
         return info(array)
     except KeyError as error:
@@ -408,12 +410,13 @@ class EmptyCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: a NumPy function, whose results are copied to the outputs, or are these if
-    they are large and new; large arrays in pieces if the operator has tiles."""
+    """A call of a NumPy function, on the CPU provider. Its results are copied to the outputs; large
+    ones are returned themselves if there is no `out=`."""
 
     def __init__(
         self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
     ) -> None:
+        """function: of all inputs. pieces: splits large arrays; None: it gets whole arrays."""
         super().__init__(prepared)
         self.function = function
         self.pieces = pieces
@@ -421,6 +424,7 @@ class CpuCall(Call):
         all_new = self.makes_all and self.makes_arrays and not self.has_out
         results = prepared.results
         orders = any(result.order is not None or not result.computed for result in results)
+        # All results are new C-contiguous NumPy arrays, which the function may have allocated.
         self.may_return_computed = plain and all_new and pieces is None and not orders
 
     def finish(
@@ -431,7 +435,8 @@ class CpuCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Compute, and return the function's own arrays where the call has no `out=`."""
+        """Compute; return the function's own arrays if they are large and there is no `out=`.
+        arrays, out: the caller's, flattened. workspace, placed: not used."""
         if workspace is not None or not self.may_return_computed:
             return super().finish(inputs, arrays, out, workspace, placed)
         values = self.values(inputs) if self.changing else NO_VALUES
@@ -453,7 +458,8 @@ class CpuCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Call the NumPy function, by pieces where it is element-wise, and write its results."""
+        """Call the NumPy function of inputs and values, at once or in pieces; write into `results`,
+        all outputs. arrays: those among inputs. workspace, placed: not used."""
         self._refuse_all_read_only(arrays, results)
         arguments, out, marks = self._with_hosts(inputs, values), results, own_marks()
         if self.pieces is None:
@@ -465,7 +471,7 @@ class CpuCall(Call):
         make_all(marks.last)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Compute, and return a function that writes; with pieces it does both."""
+        """Compute by the arguments of `run`; return a function that writes (if in pieces: both)."""
         if self.pieces is not None:
             return super().compute(*arguments)
         inputs, arrays, results, _, values, _ = arguments
@@ -474,7 +480,7 @@ class CpuCall(Call):
         return partial(_write_at_once, *self._pairs(returned, results))
 
     def _refuse_all_read_only(self, arrays: Arrays, results: Sequence[Any]) -> None:
-        """Refuse read-only arrays before anything is written."""
+        """Refuse read-only results and updated inputs, before anything is written."""
         for result, array in zip(self.prepared.results, results, strict=True):
             if array is not None:
                 self._refuse_read_only(f"out ({result.name})", array)
@@ -483,7 +489,10 @@ class CpuCall(Call):
                 self._refuse_read_only(named.name, array)
 
     def _pairs(self, returned: object, out: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return outputs and their computed values, cut where the last tile is padded."""
+        """Return (arrays of `out` to write, what the function `returned` for each), without None.
+
+        A value that is longer, as its last tile is padded with zeros, is cut.
+        """
         values = iter(self._one_by_one(returned))
         arrays: list[Any] = []
         computed: list[Any] = []
@@ -503,7 +512,10 @@ class CpuCall(Call):
 
 
 def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
-    """Return a large new array itself, else a copy of the value in a new one."""
+    """Return a large value itself if it shares memory with no input (`arrays`), else a copy of it.
+
+    make: allocates the array for the copy.
+    """
     is_alone = value.base is None or getattr(value.base, "nbytes", -1) == value.nbytes
     if (
         value.nbytes >= LARGE_NBYTES
@@ -521,12 +533,13 @@ def _own(value: HostArray, make: Maker, arrays: Arrays) -> Any:
 
 
 def _write_at_once(arrays: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Write computed results, with this call's marks."""
+    """Write computed[i] into arrays[i], with the marks (see `_write`) of this operator call."""
     _write(arrays, computed, own_marks())
 
 
 def _write(arrays: Sequence[Any], computed: Sequence[Any], marks: Marks = NO_MARKS) -> None:
-    """Write all or none: no signal handler runs in between."""
+    """Write computed[i] into arrays[i], and call `marks`, which set flags, after the first write
+    and the last; from C code alone (map), so that no signal handler runs in between."""
     if marks is NO_MARKS:
         list(map(setitem, arrays, itertools.repeat(...), computed))
     else:
@@ -541,9 +554,14 @@ class HasAddress(Protocol):
 
 
 class KernelCall(Call):
-    """A plan, whose steps are queued on the device's current stream."""
+    """A call of kernels: a plan, whose steps are queued on the device's current stream.
+
+    objects, addresses: the arrays, then results. tables: structs of addresses for kernels. numbers:
+    their arguments that depend on changing values, cast.
+    """
 
     def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
+        """ready: the compiled plan. stores: the operator's scratch memory, by stream."""
         super().__init__(prepared)
         self.ready = ready
         self.stores = stores
@@ -551,16 +569,16 @@ class KernelCall(Call):
         self.direct = ready.direct if ready.has_tables else None
         self.is_placed = self.has_all_outputs and not ready.has_tables
         places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
-        self.aliases = np.array(
-            places, np.intp
-        )  # for each result the input that it overwrites, or n_arrays
+        # For each result the index of the array that it overwrites, or n_arrays if it is none.
+        self.aliases = np.array(places, np.intp)
 
     def placed_at(self, addresses: Addresses) -> Placed | None:
-        """Add addresses of results to those of arrays: an aliased input's, out's, or 0."""
+        """Return (addresses of arrays, then of results: an overwritten input's, out's or 0; structs
+        of them); None if results are new arrays."""
         if self.makes_arrays:
             return None
         n_arrays = len(self.prepared.arrays)
-        if isinstance(addresses, np.ndarray) and not self.has_out:  # vectorised
+        if isinstance(addresses, np.ndarray) and not self.has_out:  # the appended 0 is for none
             addresses = np.concatenate((addresses, np.append(addresses, 0)[self.aliases]))
         elif not self.has_all_outputs:
             arrays, out = addresses[:n_arrays], addresses[n_arrays:]
@@ -577,7 +595,11 @@ class KernelCall(Call):
         values: Values,
         placed: Placed | None,
     ) -> None:
-        """Queue the launches on the arrays' device, on the current stream."""
+        """Queue the launches on the arrays' device, on its current stream.
+
+        arrays, results: flattened. workspace: the caller's, or None. values: changing numbers, by
+        index. placed: addresses and tables; None: read from arrays.
+        """
         ready = self.ready
         numbers = ready.values(values) if values else ()
         objects = arrays + results if ready.takes_objects else ()
@@ -596,7 +618,8 @@ class KernelCall(Call):
                 queue(objects, addresses, tables, numbers, workspace)
 
     def compute(self, *arguments: Any) -> Callable[[], object]:
-        """Cast numbers and get scratch memory; return a function that queues the steps."""
+        """Cast numbers and get scratch memory for run(*arguments); return a function that queues
+        its steps."""
         _, arrays, results, workspace, values, placed = arguments
         if workspace is not None or placed is None or not self.backend.is_current(self.device):
             return super().compute(*arguments)
@@ -633,12 +656,11 @@ class KernelCall(Call):
         numbers: Sequence[object],
         memory: tuple[Store, Sequence[object]] | None = None,
     ) -> None:
-        """Queue all steps on the current device, in the operator's workspace.
+        """Queue all steps, as `_queue` does, in the operator's own scratch memory.
 
-        memory: the workspace, and pointers into it, if they are known. Its zeros count as dirty
-        from the first step until the last is queued: if an exception comes between, they are
-        cleared. stores.depth counts calls that are running: a call inside another has memory of its
-        own.
+        memory: (store, pointers into it), if they are known. Its zeros count as dirty from the
+        first step until the last is queued: after an exception in between they are cleared.
+        stores.depth counts running calls: one inside another has memory of its own.
         """
         backend, device, stores, ready = self.backend, self.device, self.stores, self.ready
         with stores.lock:  # another thread's steps do not come between these
@@ -664,10 +686,11 @@ class KernelCall(Call):
         *,
         is_clear: bool = False,
     ) -> None:
-        """Queue a call over other arrays of the same dtypes and shapes, by their addresses.
+        """Queue a call over other arrays of the same dtypes and shapes, unchecked.
 
-        Nothing is checked. workspace: `workspace_nbytes` of scratch memory, zeroed where it has to
-        be if `is_clear`. Only for plans that `takes_addresses`.
+        addresses: of arrays, then of results, those that kernels read. workspace: address of
+        `workspace_nbytes` of scratch memory; is_clear: its part for zeros is zero. Only for plans
+        that `takes_addresses`.
         """
         if self.backend.is_current(self.device):
             self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)

@@ -26,12 +26,12 @@ Values = Sequence[Any]  # arguments of a NumPy function
 class Part(NamedTuple):
     """An array as rows of tiles."""
 
-    matrix: HostArray
+    matrix: HostArray  # a view of rank 2
     tile: int  # elements of a tile
     repeats: bool  # its one row is broadcast
 
     def piece(self, rows: slice, tiles: slice) -> HostArray:
-        """Return the elements of some rows and tiles; the last tile may be shorter."""
+        """Return a view of some rows and tiles, by index; the last tile may be shorter."""
         columns = slice(self.tile * tiles.start, self.tile * tiles.stop)
         return self.matrix[slice(None) if self.repeats else rows, columns]
 
@@ -42,11 +42,7 @@ class Part(NamedTuple):
 
 
 class Pieces:
-    """Splits the arrays of an operator.
-
-    tiles: elements of a tile by name of an input or output; 1 for others.
-    row: the input that is broadcast along the last dimension of all others, or "".
-    """
+    """Splits the arrays of a call into pieces, each of the same tiles of every array."""
 
     def __init__(
         self,
@@ -56,12 +52,16 @@ class Pieces:
         row: str = "",
         order: Order | None = None,
     ) -> None:
+        """inputs: as declared. results: of the call. tiles: elements of a tile by name of an input
+        or output; 1 for others. row: name of the input of rank 1 that is broadcast along the
+        others' last dimension, or "". order: of dimensions in memory; None: C-contiguous."""
         self.order = order
+        # True for inputs that are split.
         self.arrays = tuple(item.memory == "device" and not item.not_accessed for item in inputs)
         names = (*(item.name for item in inputs), *(result.name for result in results))
         self.tiles = tuple(tiles.get(name, 1) for name in names)
         self.row = next((place for place, name in enumerate(names) if name == row), -1)
-        self.most = max(1, PIECE // max(self.tiles))
+        self.most = max(1, PIECE // max(self.tiles))  # tiles of a piece
         keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
@@ -78,7 +78,11 @@ class Pieces:
             yield piece[: len(inputs)], piece[len(inputs) :]
 
     def _parts(self, values: Values, n_inputs: int) -> dict[int, Part]:
-        """Return the arrays to be split, by index."""
+        """Return {index: Part} of the arrays to be split; values: inputs, of which there are
+        n_inputs, then results.
+
+        A Part is one row, or rows as long as the broadcast input if there is one.
+        """
         row = values[self.row] if self.row >= 0 else None
         width = -1 if row is None else row.size
         return {
@@ -99,7 +103,11 @@ class Pieces:
 
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:
-    """Yield (rows, tiles) of pieces of at most `most` tiles: whole rows, or parts of one."""
+    """Yield (slice of rows, slice of tiles) of pieces of at most `most` tiles of n_rows x n_tiles.
+
+    A piece is some whole rows of n_tiles tiles, or a part of one: blocks(2, 5, 3) yields tiles 0-2
+    and 3-4 of row 0, then of row 1.
+    """
     tiles = min(n_tiles, most)
     rows = most // tiles
     for row in range(0, n_rows, rows):

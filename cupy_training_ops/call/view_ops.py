@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that no provider computes: views of an input, and the caller's Python functions."""
+"""Operators that no provider computes: views of an input, and the caller's Python functions.
+
+Their calls get what is known of a call in `prepared`, and arguments as described in `Call`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ class ViewCall(Call):
         self.makes_arrays = False  # `bound` need not allocate results
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """Return views of the first input, or None for each if `outputs` lacks the list."""
+        """Return views of the first input, one for each result; None for each if `outputs=` lacks
+        the list. out, workspace: not used."""
         if self.records:
             self.refuse_gradients(inputs[:1])
         if self.unwanted:
@@ -52,12 +56,13 @@ class ViewCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Make the views again, for a bound call."""
+        """Make the views of the first of the inputs again, for a bound call; arrays, out, workspace
+        and placed are not used."""
         return self(inputs, out, workspace)
 
 
 class DelegatedCall(Call):
-    """A call of a Python callable, whose results are adopted, never copied."""
+    """A call of a Python callable, whose results are returned as arrays over their memory."""
 
     repeats = False
 
@@ -68,9 +73,12 @@ class DelegatedCall(Call):
         callee: str,
         shares_stream: bool,
     ) -> None:
+        """delegation: a context manager of all inputs, which calls the callable and yields its
+        results. callee: its name in messages. shares_stream: PyTorch, and so Triton, uses CuPy's
+        current stream while it runs."""
         super().__init__(prepared)
         self.delegation = delegation
-        self.shares_stream = shares_stream  # with PyTorch, and so with Triton
+        self.shares_stream = shares_stream
         self.of_callee = f" of {callee}" if callee else ""
         self.anywhere = not any(array.info for array in prepared.arrays)  # results on any device
         self.makes_arrays = False  # the callable does
@@ -83,7 +91,10 @@ class DelegatedCall(Call):
         workspace: object,
         placed: Placed | None = None,
     ) -> object:
-        """Call the callable; check its results against inferred specs."""
+        """Call the callable with all inputs; return its results, checked against inferred specs.
+
+        arrays, out, workspace, placed: not used.
+        """
         values = self.values(inputs)
         self._check(inputs, values)
         arguments = self._with_hosts(inputs, values)
@@ -103,14 +114,18 @@ class DelegatedCall(Call):
             yield
 
     def _adopt_results(self, results: Sequence[object]) -> Arrays:
-        """Adopt all results, and check their number."""
+        """Return all results as NumPy or CuPy arrays; refuse another number than declared."""
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
         return tuple([self._adopt_result(*pair) for pair in zip(expected, results, strict=True)])
 
     def _adopt_result(self, result: Result, value: object) -> Array | None:
-        """Adopt a result; refuse another dtype, shape or device than inferred."""
+        """Return a result as a NumPy or CuPy array over its memory; None if it is not asked for.
+
+        result: what was inferred. value: what the callable returned. Refuses another dtype, shape
+        or device than inferred.
+        """
         op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
         array: Array | None = adopt(op, name, value)
         if spec is None or (array is None and result.open and result.open.optional):
@@ -129,7 +144,7 @@ class DelegatedCall(Call):
 
 
 def _words(known: Open | None, spec: Spec) -> str:
-    """Describe an expected result: "float32 of shape (2,)"."""
+    """Describe an expected result: "float32 of shape (2,)", "float32 of rank 1" if it is Open."""
     if known is None:
         return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
     dtype = "an array" if known.dtype is None else dtype_name(known.dtype)
@@ -156,7 +171,7 @@ class DelegatingOp(Op):
     callee = ""  # what messages call it
 
     def delegate(self, *inputs: Any) -> object:
-        """Return the results; inputs: as for a CPU function."""
+        """Return the callable's results. inputs: arrays, and converted host values."""
         raise NotImplementedError
 
     @contextlib.contextmanager

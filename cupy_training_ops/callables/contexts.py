@@ -20,16 +20,16 @@ _shared = Locked()
 
 
 class Context(NamedTuple):
-    """One forward: its function, what that saved, and its outputs' forms."""
+    """One forward of a caller's function, for its backward."""
 
-    name: str
+    name: str  # by which the function is registered
     function: Function
-    kept: object
-    outputs: tuple[ArrayInfo, ...]
+    kept: object  # what the forward saved, for function.backward
+    outputs: tuple[ArrayInfo, ...]  # dtypes and shapes that gradients must have
 
 
 class Contexts:
-    """The contexts of one operator's forwards; they die with it, or end one by one."""
+    """The contexts of one operator's forwards, by handle; they end with it, or one by one."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Context] = {}
@@ -38,23 +38,27 @@ class Contexts:
         return len(self._by_handle)
 
     def keep(self, handle: int, context: Context) -> None:
-        """Keep a context, also one that `take` took."""
+        """Add a context by its handle, a new one or one that `take` returned."""
         with _shared.lock:
             self._by_handle[handle] = context
             _owners[handle] = self
 
 
+# By handle, the operator's contexts that have it.
 _owners: weakref.WeakValueDictionary[int, Contexts] = weakref.WeakValueDictionary()
 UNOWNED = Contexts()  # of calls whose operator nobody holds
 
 
 def new_handle() -> int:
-    """A number that no other context has."""
+    """Return a handle that no other context of this process has: 1, 2, ..."""
     return next(_handles)
 
 
 def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
-    """Remove a context by its handle: the operator's contexts that had it, and the context."""
+    """Remove a context; return (the operator's contexts that it was in, the context).
+
+    op, argument: names for the error if there is no such handle.
+    """
     with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:
@@ -78,5 +82,5 @@ def release_context(context: object) -> None:
 
 
 def count() -> int:
-    """How many contexts there are in this process."""
+    """Return how many contexts there are in this process."""
     return len(_owners)

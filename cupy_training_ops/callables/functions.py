@@ -2,6 +2,10 @@
 """Functions of the caller's, registered by name: plain ones, PyTorch's, launchers of Triton.
 
 PyTorch is not imported here: who has one of its functions has imported it.
+
+A forward gets `arguments`, and for each of them a bool: it is an array (`tensors`), a gradient of
+it is wanted (`grads`). `keeps`: a backward may follow, for which it saves something. `op`: the
+operator's name in messages.
 """
 
 from __future__ import annotations
@@ -18,23 +22,27 @@ from ..dtypes import Dtype, dtype_name
 from ..errors import ArgumentError, ProviderError, cut, raise_if_from_handler, refuse, shown
 
 T = TypeVar("T")
-Callee = Callable[..., Any]  # of the caller's: on what arrays it takes and gives nothing is known
+Callee = Callable[..., Any]  # a function of the caller's
 Values = Sequence[object]
 Bools = Sequence[bool]  # one for each argument
-Forward = tuple[Any, Any]  # what a forward returns, and what it saves
+Forward = tuple[Any, Any]  # (results of a forward, what its backward needs or None)
 
 
 class Function(Protocol):
     """A forward and a backward, of plain functions or of another library's class."""
 
     def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
-        """The forward's results, and what a backward needs of it, or None.
+        """Return (the forward's results, what a backward needs of it or None).
 
-        tensors: which arguments are arrays; grads: of which a gradient is wanted.
+        tensors: which arguments are arrays. grads: for which a gradient is wanted. keeps: whether a
+        backward may follow.
         """
 
     def backward(self, saved: Any, gradients: Values) -> object:
-        """The backward's results: one for each argument of the forward."""
+        """Return the backward's results: for each argument of the forward a gradient or None.
+
+        saved: the second item that `forward` returned. gradients: of the forward's results.
+        """
 
 
 class PlainFunction:
@@ -45,21 +53,24 @@ class PlainFunction:
         self._backward = backward
 
     def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
-        """The forward, with a context that takes any attribute."""
+        """Return (forward(context, *arguments), context, or None if there is no backward).
+
+        The context takes any attribute, and has `needs_input_grad`, which is grads.
+        """
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None
 
     def backward(self, saved: Any, gradients: Values) -> object:
-        """The backward."""
+        """Return backward(context, *gradients); saved: the forward's context."""
         assert self._backward is not None  # else nothing is saved
         return self._backward(saved, *gradients)
 
 
 class Graph(NamedTuple):
-    """The tensors of a forward, whose graph PyTorch keeps."""
+    """The arguments and outputs of a forward, between which PyTorch has an autograd graph."""
 
-    arguments: tuple[Any, ...]  # tensors in the places of arrays
+    arguments: tuple[Any, ...]  # tensors in place of arrays, other values as they are
     outputs: tuple[Any, ...]
 
 
@@ -70,7 +81,7 @@ class TorchFunction:
         self._function = function
 
     def forward(self, arguments: Values, tensors: Bools, grads: Bools, keeps: bool) -> Forward:
-        """The results of `apply`, and its graph if there is one."""
+        """Call `apply` on tensors over the arrays' memory; return (results, Graph or None)."""
         torch = sys.modules["torch"]
         rows = zip(arguments, tensors, grads, strict=True)
         with torch.set_grad_enabled(keeps):
@@ -84,7 +95,10 @@ class TorchFunction:
         return returned, Graph(values, outputs) if has_graph else None
 
     def backward(self, saved: Graph, gradients: Sequence[object]) -> object:
-        """The gradient of each argument; None where there is none."""
+        """Return for each argument of the forward its gradient, or None if it has none.
+
+        gradients: of the outputs, None for zeros.
+        """
         torch = sys.modules["torch"]
         pairs = zip(saved.outputs, gradients, strict=True)
         asked = [(output, g) for output, g in pairs if g is not None and output.requires_grad]
@@ -143,19 +157,19 @@ def register_triton_op(name: str, function: Callable[..., object]) -> None:
 
 
 def python_op(op: str, name: str) -> Function:
-    """The function of a PythonOp; ArgumentError where none has the name."""
+    """Return the function registered for PythonOp by this name; ArgumentError if there is none."""
     return _look_up(op, name, _python_ops, "register_python_op")
 
 
 def triton_op(op: str, name: str) -> Callee:
-    """The function of a TritonOp; ArgumentError where none has the name."""
+    """Return the function registered for TritonOp by this name; ArgumentError if there is none."""
     return _look_up(op, name, _triton_ops, "register_triton_op")
 
 
 def run(
     op: str, name: str, function: Callable[..., T], *arguments: object, **keywords: object
 ) -> T:
-    """The result of a caller's function; ProviderError with its name where it raises."""
+    """Return function(*arguments, **keywords); ProviderError if it raises, with op and its name."""
     try:
         return function(*arguments, **keywords)
     except MemoryError:
@@ -167,7 +181,7 @@ def run(
 
 
 def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
-    """The results of a caller's function as a tuple of n."""
+    """Return a caller's function's results, one or a sequence, as a tuple; refuse all but n."""
     values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     if len(values) != n:
         refuse(op, f"results of {name}", str(n), str(len(values)))
@@ -175,7 +189,10 @@ def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
 
 
 def _look_up(op: str, name: str, table: Mapping[str, T], register: str) -> T:
-    """Return the table's entry of this name; refuse a name that was not registered."""
+    """Return the table's entry of this name; refuse another.
+
+    register: for the message, the function that registers names.
+    """
     try:
         return table[name]
     except KeyError:
@@ -208,21 +225,22 @@ def _is_autograd_function(value: object) -> bool:
 
 
 class TritonArray:
-    """An array as a Triton kernel takes it: an address, and the name of a type."""
+    """A CuPy array in the form in which Triton accepts kernel arguments: data_ptr() and dtype."""
 
     def __init__(self, array: Any, dtype: Dtype) -> None:
-        self._array = array  # the address is good as long as it lives
-        self.dtype = dtype_name(dtype)
+        self._array = array  # keeps its memory alive
+        self.dtype = dtype_name(dtype)  # "float32"
         self.shape: tuple[int, ...] = array.shape
+        # In elements.
         self._strides: tuple[int, ...] = tuple(n // dtype.itemsize for n in array.strides)
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         address: int = self._array.data.ptr
         return address
 
     def stride(self, axis: int) -> int:
-        """Elements from one place along an axis to the next."""
+        """Return the elements in memory from one index along an axis to the next."""
         return self._strides[axis]
 
 

@@ -26,16 +26,19 @@ _running = threading.local()
 
 
 class Yielded(NamedTuple):
-    """The result of a YieldOp, for its function to yield."""
+    """The result of a YieldOp, which the function that a SplitStep runs has to yield."""
 
-    run: object  # of the function, in which it was made
-    outputs: tuple[Any, ...]
+    run: object  # the generator in which it was made
+    outputs: tuple[Any, ...]  # arrays
     differentiable: tuple[Any, ...]  # those of them that have a gradient
-    full_shape: tuple[bool, ...]  # whether the gradient of each is given in full
+    full_shape: tuple[bool, ...]  # of each of these: its gradient may be no scalar
 
 
 def current_run(op: str) -> object:
-    """The run of a function that this thread is in; ProviderError where it is in none."""
+    """Return the generator that this thread runs in a SplitStep; ProviderError if in none.
+
+    op: name for the message.
+    """
     runs = getattr(_running, "runs", None)
     if not runs:
         raise ProviderError(
@@ -45,12 +48,12 @@ def current_run(op: str) -> object:
 
 
 class _Turn(Locked):
-    """A thread's turn to run a function, which it cannot take again inside."""
+    """The lock of a SplitStep's function, which a thread cannot take again inside of it."""
 
-    is_taken = False
+    is_taken = False  # the lock alone would let the same thread in again
 
     def recover(self) -> None:
-        """A forked child has no thread that runs the function."""
+        """Reset `is_taken` in a forked child, which has no thread that runs the function."""
         self.is_taken = False
 
 
@@ -72,14 +75,14 @@ class SplitStep:
         if not callable(function):
             refuse(_NAME, "function", "a generator function", shown(function))
         self._function = function
-        self._called = getattr(function, "__qualname__", type(function).__name__)
+        self._called = getattr(function, "__qualname__", type(function).__name__)  # in messages
         self._turn = _Turn()
         self._state: State = "new"
-        self._generator: Running | None = None
-        self._yielded: Yielded | None = None
+        self._generator: Running | None = None  # of a forward that waits for its backward
+        self._yielded: Yielded | None = None  # by that forward
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
-        """Run the function up to its YieldOp; return the arrays that it yields there."""
+        """Call the function with these inputs, up to its YieldOp; return the arrays it yields."""
         with self._alone():
             self._end("new")
             generator = self._function(*inputs)
@@ -115,7 +118,7 @@ class SplitStep:
             return value
 
     def _end(self, state: State) -> None:
-        """Close a function that waits for its gradients."""
+        """Close a function that waits for its gradients, if there is one, and set the state."""
         generator, self._generator, self._yielded = self._generator, None, None
         self._state = state
         if generator is not None:
@@ -124,7 +127,7 @@ class SplitStep:
     def _resume(
         self, generator: Generator[object, object, object], sent: object
     ) -> tuple[bool, object]:
-        """Return (True, the value that the function yields) or (False, its return value)."""
+        """Send the generator a value; return (True, what it yields) or (False, its result)."""
         with self._inside(generator):
             try:
                 return True, generator.send(sent)
@@ -163,7 +166,11 @@ class SplitStep:
 
 
 def _gradients(yielded: Yielded, gradients: Sequence[object]) -> tuple[object, ...]:
-    """Return the gradients to send to the function; refuse those that do not fit the outputs."""
+    """Return the gradients to send to the function: one for each differentiable output.
+
+    yielded: the outputs. gradients: the caller's. Zeros in place of None; refuses those that do not
+    fit the outputs.
+    """
     outputs = yielded.differentiable
     if len(gradients) != len(outputs):
         refuse(_NAME, "gradients", f"{len(outputs)}, one for each output", str(len(gradients)))
@@ -193,7 +200,7 @@ def _check(i: int, output: object, full: bool, gradient: object) -> object:
 
 
 def _zeros(output: object, full: bool) -> object:
-    """Return a gradient of 0 for an output without one: of its shape if `full`, else a scalar.
+    """Return zeros as the gradient of an output: of its shape if `full`, else a scalar.
 
     It has the output's array library, dtype and device.
     """
@@ -210,6 +217,7 @@ def _zeros(output: object, full: bool) -> object:
 
 
 def _info(name: str, array: object) -> ArrayInfo:
+    """Return the properties of an array of any library; name: for messages."""
     return ArrayInfo(*info(adopt(_NAME, name, array)))
 
 

@@ -11,7 +11,7 @@ from . import benchmark, doctor, files, launch, onnx, operators, roundtrip
 from .errors import Group
 
 COMMAND = "cupy-training-ops"
-VARIABLE = "_CUPY_TRAINING_OPS_COMPLETE"  # as Click calls it
+VARIABLE = "_CUPY_TRAINING_OPS_COMPLETE"  # environment variable by which shells ask Click
 TURNED_ON = {
     "bash": f'eval "$({COMMAND} completion bash)"',
     "zsh": f'eval "$({COMMAND} completion zsh)"',

@@ -22,9 +22,9 @@ from .terminal import JsonLines, align, json_option, progress, say, wrap
 from .trial import seconds
 
 CLASSES = 1024  # elements of a row
-ROWS = {"cpu": 4096, "cuda": 65_536}
+ROWS = {"cpu": 4096, "cuda": 65_536}  # of each array, by default
 COPY = "copy"
-OPERATORS = (
+OPERATORS = (  # functions of the package that are measured
     "cross_entropy_loss_and_grad",
     "dropout",
     "gelu",
@@ -53,13 +53,13 @@ class Row:
     """Times of a case."""
 
     name: str
-    nbytes: int
+    nbytes: int  # read and written
     seconds: float
     copy_s: float  # of a copy of as many bytes
-    torch_s: float | None
+    torch_s: float | None  # seconds of PyTorch's call
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of JSON."""
+        """Return the fields of a JSON object."""
         return {
             "operator": self.name,
             "nbytes": self.nbytes,
@@ -70,7 +70,7 @@ class Row:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """Return a row of the table."""
+        """Return the cells below HEADINGS."""
         rate = f"{self.nbytes / self.seconds / 1e9:.1f}"
         peer = "-" if self.torch_s is None else duration(self.torch_s)
         ratio = "-" if self.torch_s is None else f"{self.torch_s / self.seconds:.2f}"
@@ -121,6 +121,10 @@ def benchmark(provider: str, rows: int | None, as_json: bool) -> None:
 
 
 def _title(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[str]:
+    """Yield lines about the machine, the arrays' shape (rows, CLASSES) and PyTorch's version.
+
+    xp: NumPy or CuPy, where the calls run. torch: the module, None if it is not compared with.
+    """
     where = "the NumPy provider beside NumPy's copies: there is no GPU" if xp is np else "a GPU"
     if xp is np and array_library("auto") is not np:
         where = "the NumPy provider beside NumPy's copies"
@@ -129,7 +133,7 @@ def _title(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[str]:
 
 
 def _torch(xp: Any) -> ModuleType | None:
-    """PyTorch, if it is installed and computes where `xp` does."""
+    """Return PyTorch if it is installed and computes where `xp`, NumPy or CuPy, does, else None."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -141,8 +145,11 @@ def _torch(xp: Any) -> ModuleType | None:
 
 
 def _measured(cases: Any, xp: Any) -> Iterator[Row]:
-    """Yield a row for each case; the first one is the copy."""
-    rate = 0.0
+    """Yield a row for each case; the first one is the copy, which the others are compared with.
+
+    xp: NumPy or CuPy, where the calls run.
+    """
+    rate = 0.0  # of the copy, bytes a second
     for case in cases:
         took = seconds(case.call, xp)
         rate = rate or case.nbytes / took
@@ -151,6 +158,10 @@ def _measured(cases: Any, xp: Any) -> Iterator[Row]:
 
 
 def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
+    """Yield the copy, then the calls to measure, on float32 arrays of (rows, CLASSES) in `xp`.
+
+    torch: the module whose calls of the same names are measured beside, or None.
+    """
     rng = np.random.default_rng(0)
     of = {name: function(name) for name in OPERATORS}
     shape = (rows, CLASSES)
@@ -181,6 +192,7 @@ def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
     )
     yield case("dropout", lambda: of["dropout"](x, 0.1, True, seed=1), 2 * one + x.size)
     optimizer = AdamW([other])
+    # Reads gradient, parameter and both moments; writes the latter three.
     yield case("AdamW.step", lambda: optimizer.step([dy]), 7 * one)
     for codec in ("pack16", "msfp15_signed", "int8_signed"):
         packed = compress(x, codec)
@@ -192,7 +204,11 @@ def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
 def _peers(
     torch: ModuleType, x: Any, dy: Any, scale: Any, bias: Any, labels: Any
 ) -> dict[str, Call]:
-    """PyTorch's calls over the same memory."""
+    """Return PyTorch's calls by the name of their case, over the memory of these arrays.
+
+    x, dy: (rows, CLASSES), an input and the gradient of an output. scale, bias: (CLASSES,) of a
+    normalisation. labels: (rows,) integers.
+    """
     aten, functional = torch.ops.aten, torch.nn.functional
     tx, tdy, tscale, tbias, tlabels = map(torch.from_dlpack, (x, dy, scale, bias, labels))
     y = torch.softmax(tx, -1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`doctor`: what of a working CUDA installation is here, and what mends the rest."""
+"""`doctor`: examines the parts of a CUDA installation; names commands that mend missing ones."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ NEWER_DRIVER = (
     "install a newer driver: sudo ubuntu-drivers install (or your distribution's; a container has "
     "its host's)"
 )
-OLDEST_DRIVER = 12_000  # of the CUDA it runs: there is no extra for CUDA 11
+OLDEST_DRIVER = 12_000  # CUDA version that it runs, 12.0: there is no extra for CUDA 11
 
 
 class Finding(NamedTuple):
-    """A part of the installation, and, where it is missing, the command that mends it."""
+    """Result of examining a part of the installation."""
 
-    text: str
-    mend: str = ""
-    required: bool = True
+    text: str  # version or name, or the error
+    mend: str = ""  # command that installs or mends it; "" if it works
+    required: bool = True  # False: only some operators need it
 
     @property
     def state(self) -> str:
-        """One word for the table."""
+        """The word of the table: "ok", "missing", or "optional" for a missing one not required."""
         return "ok" if not self.mend else "missing" if self.required else "optional"
 
 
@@ -62,6 +62,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _print_json(findings: Mapping[str, Finding]) -> None:
+    """Print a JSON object for each part."""
     gpu = findings["GPU"]
     lines = JsonLines("doctor", processor() if gpu.mend else gpu.text, with_cuda=True)
     for name, finding in findings.items():
@@ -70,6 +71,7 @@ def _print_json(findings: Mapping[str, Finding]) -> None:
 
 
 def _print(findings: Mapping[str, Finding]) -> None:
+    """Print a table of findings, then each command with the parts that it mends."""
     for line in align([(name, f.state, f.text) for name, f in findings.items()], left=3):
         click.echo(line)
     for mend in dict.fromkeys(f.mend for f in findings.values() if f.mend):
@@ -78,6 +80,7 @@ def _print(findings: Mapping[str, Finding]) -> None:
 
 
 def _gpu() -> Finding:
+    """Name the GPUs, or say why none can be used."""
     reason = why_no_gpu()
     if reason:
         return Finding(_without_advice(reason), _gpu_mend(reason))
@@ -85,13 +88,18 @@ def _gpu() -> Finding:
 
 
 def _gpu_mend(reason: str) -> str:
-    """The first that mends something: the driver, then CuPy, then what the process may see."""
+    """Return the command for a missing GPU: that of the driver, else CuPy's, else to show the GPU
+    to the process.
+
+    reason: of `why_no_gpu`.
+    """
     hidden = reason == NO_DEVICE and "CUDA_VISIBLE_DEVICES" in os.environ
     here = "unset CUDA_VISIBLE_DEVICES" if hidden else INSTALL_DRIVER
     return _driver().mend or _cupy().mend or here
 
 
 def _driver() -> Finding:
+    """Name the newest CUDA version that the driver runs; a driver before 12.0 is to be replaced."""
     version = driver_version()
     if version is None:
         return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
@@ -102,6 +110,7 @@ def _driver() -> Finding:
 
 
 def _cupy() -> Finding:
+    """Name CuPy's version and its CUDA version, whose major must not be above the driver's."""
     try:
         cuda_backend()
     except ProviderError as error:
@@ -116,6 +125,7 @@ def _cupy() -> Finding:
 
 
 def _nvrtc() -> Finding:
+    """Name the architectures that NVRTC, the compiler of kernels, knows."""
     try:
         known = ", ".join(f"sm_{number}" for number in supported_architectures())
     except OpError as error:
@@ -124,6 +134,7 @@ def _nvrtc() -> Finding:
 
 
 def _headers() -> Finding:
+    """Name the folder of CUDA's headers, which kernels include."""
     try:
         folder = header_folder()
     except (ImportError, OpError) as error:  # cuda.pathfinder and NVRTC's binding come with CuPy
@@ -132,6 +143,7 @@ def _headers() -> Finding:
 
 
 def _nccl() -> Finding:
+    """Name NCCL's version; it is not required."""
     mend = f"pip install 'cupy-training-ops[nccl{_cuda_major()}]'"
     try:
         cuda_backend()
@@ -142,13 +154,14 @@ def _nccl() -> Finding:
 
 
 def _ranks() -> Finding:
-    """The libraries that can carry the messages of ranks; nothing is loaded."""
+    """List the libraries that can carry messages between ranks; nothing is loaded."""
     others = {"torch": "torch (torchrun)", "mpi4py": "MPI (mpirun, srun)"}
     here = [text for name, text in others.items() if importlib.util.find_spec(name)]
     return Finding(", ".join(["embedded (launch)", *here]))
 
 
 def _cache() -> Finding:
+    """Name the folder of compiled kernels, with its number of files and size."""
     try:
         compiler.require_writable_cache()
     except ProviderError as error:
@@ -159,6 +172,7 @@ def _cache() -> Finding:
     return Finding(f"{folder}, {len(files)} files, {size:.1f} MiB")
 
 
+# By the part of the installation, the function that examines it.
 EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "GPU": _gpu,
     "driver": _driver,
@@ -173,7 +187,7 @@ EXAMINATIONS: dict[str, Callable[[], Finding]] = {
 
 @functools.cache
 def driver_version() -> int | None:
-    """The newest CUDA the driver runs, 12090 for 12.9; None without a driver."""
+    """Return the newest CUDA version that the driver runs, 12090 for 12.9; None without one."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -183,19 +197,20 @@ def driver_version() -> int | None:
 
 
 def _install() -> str:
-    """The command that installs CuPy, NVRTC and headers, for the CUDA that the driver runs."""
+    """Return the command that installs CuPy, NVRTC and headers for the driver's CUDA version."""
     return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
 
 
 def _mend(error: Exception, otherwise: str) -> str:
-    """The command that mends an error of CuPy: of its cache, or `otherwise`."""
+    """Return the command that mends an error of CuPy: for one of its cache, else `otherwise`."""
     return compiler.CACHE_REMEDY if compiler.CACHE_REMEDY in str(error) else otherwise
 
 
 def _without_advice(reason: object) -> str:
-    """An error without its own advice, which does not know which CUDA the driver runs."""
+    """Return an error's text up to its advice, which does not know the driver's CUDA version."""
     return re.split("; (install it|name another folder) with: ", str(reason))[0]
 
 
 def _cuda_major() -> int:
+    """Return the major version of CUDA to install: 13 if the driver runs it, else 12."""
     return 13 if (driver_version() or 0) >= 13_000 else 12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The one place where what went wrong becomes a line on stderr and an exit status."""
+"""The one place where an exception becomes a line on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 
 from ..errors import CompileError, OpError, ProviderError, printable, shorten
 
+# Exit statuses.
 CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
 
@@ -22,7 +23,10 @@ class Failure(click.ClickException):
 
 
 class Group(click.Group):
-    """A group whose commands end in a result, one line and a status, or a bug's traceback."""
+    """A group of commands whose exceptions become a line and an exit status (see _ENDINGS).
+
+    Others are bugs, whose traceback is shown.
+    """
 
     def make_context(
         self,
@@ -31,23 +35,25 @@ class Group(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
+        """Parse arguments, as Click does; without arguments show the help."""
         _take_every_character()
         with _exits():  # --help writes here; Click's versions differ in what no argument does
             return super().make_context(info_name, args or ["--help"], parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, as Click does."""
         with _exits():
             return super().invoke(ctx)
 
 
 def end_as(status: int) -> NoReturn:
-    """End with the status of a process that the command started."""
+    """Exit with the status of a process that the command started."""
     raise click.exceptions.Exit(status)
 
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name the input that an operating system's error is about."""
+    """Convert an OSError inside to a Failure that names the input `path`."""
     try:
         yield
     except OSError as error:
@@ -56,7 +62,7 @@ def reading(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Name the output that an operating system's error is about; a closed pipe stays one."""
+    """Convert an OSError inside to a Failure that names the output `path`; not a closed pipe's."""
     try:
         yield
     except BrokenPipeError:
@@ -67,7 +73,7 @@ def writing(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exits() -> Iterator[None]:
-    """End with a line and a status on every exception that is no bug."""
+    """Convert an exception of _ENDINGS inside to a line on stderr and Click's Exit."""
     try:
         yield
     except click.exceptions.Exit:
@@ -83,6 +89,7 @@ def _exits() -> Iterator[None]:
 
 
 def _usage(error: Any) -> str:
+    """Return Click's own message as one line."""
     return _line(" ".join(error.format_message().split()))
 
 
@@ -91,7 +98,7 @@ def _line(error: object) -> str:
 
 
 def _log(error: object) -> str:
-    """A compiler's log, line by line."""
+    """Return a compiler's log, of several lines."""
     return "\n".join(printable(line) for line in f"Error: {error}".splitlines())
 
 
@@ -100,12 +107,12 @@ def _memory(error: object) -> str:
 
 
 def _system(error: Any) -> str:
-    """An error of the operating system, with the file's name if it has one."""
+    """Return an error of the operating system as a line, with the file's name if it has one."""
     place = f"{error.filename}: " if error.filename else ""
     return _line(f"{place}{error.strerror or error}")
 
 
-# The first that fits.
+# (exception, exit status, its line): the first whose class fits.
 _ENDINGS: tuple[tuple[type[BaseException], int, Callable[[Any], str]], ...] = (
     (KeyboardInterrupt, INTERRUPTED, lambda _: "\nAborted!"),
     (BrokenPipeError, CLOSED_PIPE, lambda _: ""),
@@ -120,14 +127,14 @@ _ENDINGS: tuple[tuple[type[BaseException], int, Callable[[Any], str]], ...] = (
 
 
 def _take_every_character() -> None:
-    """Escape what a stream cannot encode: a name may hold any character, and half of one."""
+    """Let stdout and stderr escape characters that they cannot encode, as names may have any."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _silence(stream: Any) -> None:
-    """Let go of what a stream could not write, or Python tries once more when it ends."""
+    """Flush a stream; if that fails, send it to /dev/null, or Python would fail again at exit."""
     try:
         if stream is not None:
             stream.flush()

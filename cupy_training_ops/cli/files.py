@@ -3,6 +3,10 @@
 
 One array becomes a packed array; several become a packed file, in which arrays that no codec takes
 are as they are.
+
+In all functions a `member` is an array of an input file, not read yet; an `item` one that is packed
+or as it is; `out` the path OUT; `coding` a codec with its options; `sync`: wait for the disk;
+advance(n) moves a progress bar by n elements.
 """
 
 from __future__ import annotations
@@ -53,17 +57,22 @@ from .outputs import (
 from .parameter_types import ArrayName, OneOf, nonfinite_option
 from .terminal import JsonLines, align, json_option, progress_bar, say, wrap
 
-Arrays = Sequence[tuple[str, Item]]
+Arrays = Sequence[tuple[str, Item]]  # (name, packed or uncoded array)
 DEFAULT_CODEC = "int8"  # of 8 bits and a half, the most faithful for any numbers
+# By the ending of OUT, writers of packed files of several arrays.
 CONTAINERS = {".npz": packed_file.write_npz, ".safetensors": packed_file.write_safetensors}
 
 
 def _write_npy(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
+    """Decode the only array into a .npy file; `_`: metadata, which such files lack. advance(n): n
+    elements more are done."""
     ((_name, item),) = arrays
     _write_elements(stream, item, advance)
 
 
 def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance: Advance) -> None:
+    """Decode arrays into an uncompressed .npz file, one member each; `_`: metadata, which such
+    files lack. advance(n): n elements more are done."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name, item in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -73,6 +82,7 @@ def _write_npz(stream: IO[bytes], arrays: Arrays, _: Mapping[str, str], advance:
 def _write_safetensors(
     stream: IO[bytes], arrays: Arrays, metadata: Mapping[str, str], advance: Advance
 ) -> None:
+    """Decode arrays into a .safetensors file, each as it is written; metadata: its texts."""
     entries = []
     for name, item in arrays:
         if isinstance(item, Packed):
@@ -88,7 +98,10 @@ def _write_safetensors(
 
 
 def _write_elements(stream: IO[bytes], item: Item, advance: Advance) -> None:
-    """Write an array part by part, so that memory never holds all of it."""
+    """Write an array as .npy, header and elements; a packed one is decoded part by part.
+
+    Types of 8 bits that NumPy lacks are declared as raw bytes, "V1".
+    """
     if isinstance(item, Packed):
         write_header(stream, item.shape, to_dtype(item.dtype))
         for part in decode_in_parts(item, advance):
@@ -100,6 +113,7 @@ def _write_elements(stream: IO[bytes], item: Item, advance: Advance) -> None:
         stream.write(item.content.data)
 
 
+# Writers of decoded arrays by format: (stream, arrays, metadata, advance).
 WRITERS: dict[str, Callable[[IO[bytes], Arrays, Mapping[str, str], Advance], None]] = {
     "npy": _write_npy,
     "npz": _write_npz,
@@ -181,7 +195,7 @@ class Coding(NamedTuple):
 
 
 def _required_out(files: tuple[str, ...], out: str | None, example: str) -> str:
-    """Return OUT; refuse a command without paths, and one with one, which is FILE and not OUT."""
+    """Return OUT; refuse a command with fewer than two paths; example: of an OUT, for messages."""
     if out is None:
         raise click.UsageError(f"expected FILE and OUT, such as FILE {example}")
     if not files:
@@ -190,7 +204,11 @@ def _required_out(files: tuple[str, ...], out: str | None, example: str) -> str:
 
 
 def _container(out: str, members: Sequence[Member], names: tuple[str, ...]) -> str | None:
-    """The ending of OUT, if it is to hold several arrays and what is not coded."""
+    """Return ".npz" or ".safetensors" if OUT becomes a packed file, which may hold several arrays
+    and uncoded ones; None if it becomes one packed array or a folder of them.
+
+    names: those of --name.
+    """
     ending = Path(out).suffix
     if is_folder(out) or ending not in CONTAINERS:
         return None
@@ -280,6 +298,10 @@ def decode(
 
 
 def _packed(member: Member, coding: Coding) -> Packed:
+    """Read an array and encode it by the codec of `coding`, with a progress bar.
+
+    Raises Failure if the codec does not take its type.
+    """
     array = member.read(coding.raw)
     try:
         with progress_bar(array.size, "encoding") as advance:
@@ -296,7 +318,10 @@ def _packed(member: Member, coding: Coding) -> Packed:
 
 
 def _say_zeros(member: Member, array: NumpyArray) -> None:
-    """Count what --zero-nonfinite makes zeros of."""
+    """Say on stderr how many values of an array --zero-nonfinite made zeros.
+
+    They are all in the tiles of 8 that have a NaN or an |x| of 2^128 or more.
+    """
     flat, zeros, nonfinite = array.reshape(-1), 0, 0
     for first in range(0, flat.size, PART):
         lost = ~(np.abs(flat[first : first + PART].astype(np.float64)) < 2.0**128)
@@ -310,6 +335,7 @@ def _say_zeros(member: Member, array: NumpyArray) -> None:
 
 
 def _encode(member: Member, out: str, coding: Coding, sync: bool) -> None:
+    """Encode one array by the codec of `coding` into the file `out`, a packed array."""
     packed = _packed(member, coding)
     with open_out(out, sync) as stream:
         packed.save(stream)
@@ -323,7 +349,10 @@ def _encode(member: Member, out: str, coding: Coding, sync: bool) -> None:
 def _encode_all(
     members: Sequence[Member], out: str, kind: str, coding: Coding, named: bool, sync: bool
 ) -> None:
-    """Write a packed file of all members; with `named` those that cannot be coded are refused."""
+    """Encode members by the codec of `coding` into the packed file `out`; kind: its ending.
+
+    named: they are those of --name; one that cannot be encoded is refused, not stored as it is.
+    """
     items: dict[str, Item] = {}
     metadata: dict[str, str] = {}
     if kind == ".safetensors":
@@ -346,7 +375,7 @@ def _encode_all(
 
 
 def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
-    """Refuse arrays of types that `.safetensors` lacks."""
+    """Raise Failure for an array of a type that `.safetensors` lacks, before any is encoded."""
     for member in members:
         dtype = member.dtype(coding.raw)
         if dtype is not None and not isinstance(member.unread, Tensor):
@@ -357,7 +386,10 @@ def _refuse_types(members: Sequence[Member], coding: Coding) -> None:
 
 
 def _item(member: Member, coding: Coding, named: bool) -> Item:
-    """The codes of a member, or the member as it is; says why on stderr."""
+    """Return a member encoded, or as it is if coding.codec does not take it or saves no bytes.
+
+    Says on stderr why it is as it is. named: raise Failure instead, and ignore the bytes.
+    """
     reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
     if reason is None:
         packed = _packed(member, coding)
@@ -372,6 +404,10 @@ def _item(member: Member, coding: Coding, named: bool) -> Item:
 
 
 def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sync: bool) -> None:
+    """Decode arrays into the file `out`, and say so.
+
+    metadata: texts for a .safetensors. form: "npy", "npz" or "safetensors".
+    """
     for name, item in arrays:
         _say_raw(out, name, item, form)
     if metadata and form != "safetensors":
@@ -389,7 +425,10 @@ def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sy
 
 
 def _say_raw(out: str, name: str, item: Item, form: str) -> None:
-    """Say that NumPy's files have no name for a type."""
+    """Say on stderr if an array's type is written as raw bytes, as NumPy's files lack it.
+
+    form: "npy", "npz" or "safetensors", which has all types.
+    """
     if form == "safetensors":
         return
     dtype = to_dtype(item.dtype) if isinstance(item, Packed) else item.dtype
@@ -405,7 +444,10 @@ def _say_raw(out: str, name: str, item: Item, form: str) -> None:
 
 
 def _refuse_names(names: list[str], files: tuple[str, ...], out: str, form: str) -> None:
-    """Refuse several arrays for a file of one, and two of one name for a file of several."""
+    """Refuse several arrays for a .npy, and two of one name for .npz and .safetensors.
+
+    names: of the arrays to be written to `out` in the format `form`.
+    """
     if is_folder(out):
         return
     if form == "npy" and len(names) != 1:
@@ -421,7 +463,10 @@ def _refuse_names(names: list[str], files: tuple[str, ...], out: str, form: str)
 def _select(
     members: list[Member], names: tuple[str, ...], out: str, kind: str | None, coding: Coding
 ) -> list[Member]:
-    """The arrays of these names; without names the only one, or for several all that fit."""
+    """Return the arrays to encode: those of --name; else the only one, or all if OUT holds several.
+
+    kind: ending of a packed file, which also holds arrays that the codec does not take; else None.
+    """
     chosen = select(members, names) if names else members
     if kind is not None:
         chosen = [m for m in chosen if _is_array(m, coding, bool(names))]
@@ -438,7 +483,10 @@ def _select(
 
 
 def _is_array(member: Member, coding: Coding, named: bool) -> bool:
-    """Return True if a packed file may hold a member; says so or refuses it else."""
+    """Return True if a member is an array, which a packed file can hold.
+
+    Else raise Failure if it is `named`, one of --name, or say on stderr that it is skipped.
+    """
     if isinstance(member.unread, Tensor) or member.dtype(coding.raw) is not None:
         return True
     if named:
@@ -448,7 +496,7 @@ def _is_array(member: Member, coding: Coding, named: bool) -> bool:
 
 
 def _fitting(members: list[Member], coding: Coding) -> list[Member]:
-    """The arrays that the codec takes; says on stderr what it leaves out."""
+    """Return the arrays that coding.codec takes; say on stderr why others are skipped."""
     fitting = []
     for member in members:
         reason = why_left_out(member, [get_codec(coding.codec)], coding.raw)
@@ -462,7 +510,7 @@ def _fitting(members: list[Member], coding: Coding) -> list[Member]:
 
 
 def _check_raw(chosen: list[Member], raw: bool) -> None:
-    """Refuse --dtype where nothing can be read as it says."""
+    """Refuse --dtype bfloat16 (`raw`) if no array that was chosen has raw two-byte elements."""
     if raw and all(member.dtype(raw) != BFLOAT16 for member in chosen):
         raise Failure(f"--dtype: expected raw two-byte elements, got {chosen[0].dtype(raw)}")
 
@@ -497,6 +545,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 def _write_json(
     lines: JsonLines, file: str, content: Packed | PackedFile | Sequence[Member]
 ) -> None:
+    """Print, by `lines`, a JSON object for each array of a file's content, packed or not."""
     if isinstance(content, Packed):
         lines.write("packed", file=file, **_packed_fields(content))
     elif isinstance(content, PackedFile):
@@ -511,6 +560,7 @@ def _write_json(
 
 
 def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:
+    """Print a line about a file and a table of its content, or lines about its packed array."""
     if isinstance(content, PackedFile):
         items = content.items
         texts = f", {len(content.metadata)} texts" if content.metadata else ""
@@ -530,6 +580,7 @@ def _print(file: str, content: Packed | PackedFile | Sequence[Member]) -> None:
 
 
 def _item_row(name: str, item: Item) -> tuple[str, ...]:
+    """Return cells: array, codec, dtype, shape, bytes before, bytes of codes."""
     if isinstance(item, Packed):
         about = (item.codec, item.dtype, item.shape, item.original_nbytes, item.nbytes)
     else:
@@ -539,11 +590,13 @@ def _item_row(name: str, item: Item) -> tuple[str, ...]:
 
 
 def _kept_fields(name: str, item: Kept) -> dict[str, Any]:
+    """Return the JSON fields of an uncoded array, also of a type that NumPy lacks."""
     kind = item.type if item.dtype is None else dtype_name(item.dtype)
     return {"array": name, "dtype": kind, "shape": item.shape, "nbytes": item.nbytes}
 
 
 def _packed_lines(packed: Packed) -> Iterator[str]:
+    """Yield lines about a packed array: array, codes, codec, formula, error."""
     codec = get_codec(packed.codec)
     options = "".join(f", {name} {value}" for name, value in packed.options.items())
     yield f"array    {packed.dtype} {packed.shape}, {packed.original_nbytes} bytes"
@@ -554,6 +607,7 @@ def _packed_lines(packed: Packed) -> Iterator[str]:
 
 
 def _packed_fields(packed: Packed, name: str | None = None) -> dict[str, Any]:
+    """Return the JSON fields of a packed array; name: in a packed file, None outside of one."""
     return {
         "array": name,
         "codec": packed.codec,
@@ -567,7 +621,7 @@ def _packed_fields(packed: Packed, name: str | None = None) -> dict[str, Any]:
 
 
 def _array_fields(member: Member) -> dict[str, Any]:
-    """Null where a member is no array; the type's name in the file where NumPy lacks it."""
+    """Return the JSON fields of a member of a file, without reading it; None if it is no array."""
     if isinstance(member.unread, Tensor) and not member.unread.is_array():
         return _kept_fields(member.name, Kept.of_tensor(member.unread))
     if not member.unread.is_array():
@@ -578,4 +632,5 @@ def _array_fields(member: Member) -> dict[str, Any]:
 
 
 def _cell(value: object) -> str:
+    """Return a cell of a table, "-" for None."""
     return "-" if value is None else printable(str(value))

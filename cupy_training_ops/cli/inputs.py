@@ -27,14 +27,14 @@ from .terminal import say
 
 STREAM = "-"  # stdin as FILE, stdout as OUT; `./-` is a file of that name
 MAX_LISTED = 100  # characters of the names of arrays in a message
-NAMELESS = "array"  # what comes from stdin, or has an empty name
+NAMELESS = "array"  # name of an array from stdin, or of one whose name is empty
 
 
 class _FilePath(click.Path):
     """A path, or "-"; an empty one, as of a variable that is not set, is refused."""
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """The path, as it is."""
+        """Return the path as it is; refuse an empty one."""
         return super().convert(value, param, ctx) if value else self.fail("empty", param, ctx)
 
 
@@ -43,7 +43,7 @@ KINDS = ".npy, .npz or .safetensors"
 
 
 class Unread(Protocol):
-    """An array that is not read before it is asked for."""
+    """An array of a file, read on demand: Stored or Tensor."""
 
     def is_array(self) -> bool: ...
     def header(self) -> Header: ...
@@ -59,7 +59,10 @@ class Member(NamedTuple):
     texts: Mapping[str, str] = MappingProxyType({})  # of the whole file
 
     def dtype(self, raw: bool) -> np.dtype[np.generic] | None:
-        """Return the array's type, bfloat16 for `raw` two-byte elements; None for no array."""
+        """Return the array's dtype without reading it; None if it is no array.
+
+        raw: two-byte elements (see is_raw) are bfloat16.
+        """
         with reading(self.file):
             if not self.unread.is_array():
                 return None
@@ -67,9 +70,9 @@ class Member(NamedTuple):
         return BFLOAT16 if raw and is_raw(dtype) else dtype
 
     def read(self, raw: bool) -> NumpyArray:
-        """The array in row-major order and this machine's byte order, as operators take it.
+        """Return the array in row-major order and this machine's byte order, as operators take it.
 
-        An array of a `.npy` file that has both is mapped, and read where it is used.
+        One of a `.npy` file that has both is mapped, not read. raw: two-byte elements are bfloat16.
         """
         with reading(self.file):
             stored = self.unread.map()
@@ -77,7 +80,10 @@ class Member(NamedTuple):
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
     def kept(self, raw: bool) -> Kept:
-        """The array as it is, of a type that NumPy lacks too."""
+        """Return the array as an uncoded item of a packed file, also of a type that NumPy lacks.
+
+        raw: two-byte elements are bfloat16.
+        """
         if isinstance(self.unread, Tensor):
             return Kept.of_tensor(self.unread)
         return Kept.of_array(self.read(raw))
@@ -88,7 +94,7 @@ class Member(NamedTuple):
 
 
 class Piped(io.BytesIO):
-    """The content of a pipe, read in any order, under the name that messages give it."""
+    """The content of a pipe as a seekable stream; str(): its name in messages."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -100,9 +106,9 @@ class Piped(io.BytesIO):
 
 @contextlib.contextmanager
 def open_arrays(file: str) -> Iterator[list[Member]]:
-    """The unread arrays of a file; the one of a `.npy` file has the file's stem."""
+    """Yield the arrays of a file, unread; the one of a `.npy` file is named by the file's stem."""
     with contextlib.ExitStack() as stack:
-        with reading(file):  # and not what is done with them
+        with reading(file):  # errors inside the caller's context are not about this file
             stream = stack.enter_context(_stream(file))
             arrays, texts = _contents(file, stream)
         yield [Member(file, name, unread, texts) for name, unread in arrays.items()]
@@ -110,7 +116,7 @@ def open_arrays(file: str) -> Iterator[list[Member]]:
 
 @contextlib.contextmanager
 def open_contents(file: str) -> Iterator[Packed | PackedFile | list[Member]]:
-    """The packed array or arrays of a file that says it has them, else its unread arrays."""
+    """Yield the content of a file: a packed array or file, read; else its arrays, unread."""
     with contextlib.ExitStack() as stack:
         with reading(file):
             stream = stack.enter_context(_stream(file))
@@ -122,7 +128,7 @@ def open_contents(file: str) -> Iterator[Packed | PackedFile | list[Member]]:
 
 
 def array_names(file: str) -> list[str]:
-    """The names of the arrays in a file, packed or not."""
+    """Return the names of the arrays in a file, packed or not."""
     with open_contents(file) as content:
         if isinstance(content, Packed):
             return [stem(file)]
@@ -132,13 +138,16 @@ def array_names(file: str) -> list[str]:
 
 
 def read_packed(file: str) -> Packed | PackedFile:
-    """The packed array or arrays of a file."""
+    """Read a packed array or a packed file."""
     with reading(file), _stream(file) as stream:
         return _load(stream, file)
 
 
 def stem(file: str) -> str:
-    """The name of an array whose file names none."""
+    """Return the name of the only array of a file: the file's name without its ending.
+
+    Of stdin it is NAMELESS.
+    """
     return NAMELESS if file == STREAM else Path(file).stem
 
 
@@ -148,13 +157,13 @@ def is_raw(dtype: np.dtype[np.generic]) -> bool:
 
 
 def select(members: list[Member], names: tuple[str, ...]) -> list[Member]:
-    """The members of these names, each of which has to be there."""
+    """Return the members of these names; refuse a name that none has."""
     check_names([member.name for member in members], names)
     return [member for member in members if member.name in names]
 
 
 def check_names(there: list[str], names: tuple[str, ...]) -> None:
-    """Refuse a name that no array has."""
+    """Refuse a name that no array has; there: names of the arrays."""
     for name in names:
         if name not in there:
             raise Failure(unknown("array", name, there, names_hint(there)))
@@ -162,7 +171,7 @@ def check_names(there: list[str], names: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def naming(files: tuple[str, ...]) -> Iterator[None]:
-    """Name the files that a failure is about."""
+    """Put the names of files ahead of a Failure's message."""
     try:
         yield
     except Failure as failure:
@@ -170,13 +179,13 @@ def naming(files: tuple[str, ...]) -> Iterator[None]:
 
 
 def names_hint(names: list[str]) -> str:
-    """The names as a hint, of at most MAX_LISTED characters."""
+    """Return a hint, "there are: a, b ...", with at most MAX_LISTED characters of names."""
     shortened = textwrap.shorten(", ".join(names), MAX_LISTED, placeholder=" ...")
     return f"there are: {shortened or 'none'}"
 
 
 def _load(stream: BinaryFile, file: str) -> Packed | PackedFile:
-    """The packed array or arrays of a file, or of a pipe that was read."""
+    """Read a packed array or file from the start of a stream; file: its path or name."""
     stream.seek(0)
     if is_safetensors(stream):
         opened = _opened(file, stream)
@@ -194,13 +203,13 @@ def _load(stream: BinaryFile, file: str) -> Packed | PackedFile:
 
 
 def _has_description(members: list[Member]) -> bool:
-    """Return True if the file says that it is more than its arrays."""
+    """Return True if a .npz has a member "header" that is a text: it is a packed array or file."""
     headers = [member.dtype(raw=False) for member in members if member.name == "header"]
     return any(dtype is not None and dtype.kind == "U" for dtype in headers)
 
 
 def _contents(file: str, stream: BinaryFile) -> tuple[Mapping[str, Unread], Mapping[str, str]]:
-    """The unread arrays of a file by name, and its texts."""
+    """Return ({name: unread array}, texts) of an open file; only .safetensors has texts."""
     if is_safetensors(stream):
         return _opened(file, stream)
     one_or_more = stored_arrays(stream, file, KINDS)
@@ -209,12 +218,13 @@ def _contents(file: str, stream: BinaryFile) -> tuple[Mapping[str, Unread], Mapp
 
 
 def _opened(file: str, stream: BinaryFile) -> Opened:
+    """Return the tensors of an open .safetensors file: mapped, or read if it is a pipe."""
     return tensors(None if isinstance(stream, Piped) else file, stream, file)
 
 
 @contextlib.contextmanager
 def _stream(file: str) -> Iterator[BinaryFile]:
-    """The open file; a pipe, which is read in one direction, is read whole."""
+    """Yield a seekable stream of a file; a pipe, and "-" for stdin, is read whole first."""
     if file == STREAM:
         if sys.stdin is None:
             raise Failure(f"{file}: stdin is closed")
@@ -228,9 +238,10 @@ def _stream(file: str) -> Iterator[BinaryFile]:
 
 
 def why_left_out(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
-    """The reason to leave out an array, without reading it; or None.
+    """Return why none of the codecs takes an array, the unread `member`; None if one does.
 
-    Where no codecs are asked for, floating-point arrays alone are of interest.
+    codecs: empty for any codec, which takes floating-point arrays. raw: two-byte elements are
+    bfloat16.
     """
     dtype = member.dtype(raw)
     if dtype is None:

@@ -26,13 +26,14 @@ from .errors import Failure, end_as
 from .processes import cleanup
 
 LOOPBACK = "127.0.0.1"
-REPORTING = 2.0  # seconds that the other ranks have to say what they were told of a failure
-ENDING = 5.0  # and to end when they are asked to
-REST = 0.5  # and what is left in a pipe to arrive
-PAUSE = 0.02
+REPORTING = 2.0  # seconds for other ranks to print their errors after one has failed
+ENDING = 5.0  # seconds from SIGTERM to SIGKILL
+REST = 0.5  # seconds for the last lines in a pipe to arrive
+PAUSE = 0.02  # seconds between looks at the processes
 PR_SET_PDEATHSIG = 1
 PRCTL: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-Ends = list[int | None]  # statuses
+Ends = list[int | None]  # exit status by rank; None while it runs
+# Signals, beside Ctrl-C and processes.ENDING, that end the launcher and its ranks.
 QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
 
@@ -85,16 +86,21 @@ def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]
 
 
 class _Rank:
-    """A process, the group of all that it starts, and threads that hand on its lines.
+    """A rank's process, in a process group of its own, and two threads that print its lines.
 
-    It is waited for at last: until then its number, which is its group's, is nobody else's.
+    The process is reaped only by `end`: until then no other process can get its id, which is also
+    that of the process group to signal.
     """
 
     def __init__(
         self, rank: int, command: Sequence[str], shared: dict[str, str], sockets: Sockets
     ) -> None:
+        """Start the command, which inherits the sockets to other ranks.
+
+        shared: environment variables that are the same for all ranks.
+        """
         descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
-        descriptors.insert(rank, "")
+        descriptors.insert(rank, "")  # so that they are by rank
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: ",".join(descriptors)}
         self.process = subprocess.Popen(
             command,
@@ -110,7 +116,7 @@ class _Rank:
         self._threads: list[threading.Thread] = []
 
     def hand_on(self) -> None:
-        """Begin to hand on lines."""
+        """Start the threads that print lines of its stdout and stderr, with the rank in front."""
         for stream, is_error in ((self.process.stdout, False), (self.process.stderr, True)):
             arguments = self._prefix, stream, is_error, self._over
             self._threads.append(threading.Thread(target=_hand_on, args=arguments, daemon=True))
@@ -118,12 +124,12 @@ class _Rank:
 
     @property
     def status(self) -> int | None:
-        """Its exit code as a shell has it; None while it runs."""
+        """Its exit code, for a signal 128 plus its number; None while it runs."""
         end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return end and end.si_status + (0 if end.si_code == os.CLD_EXITED else 128)
 
     def end(self) -> None:
-        """Hand on what is left, and end whatever still runs."""
+        """Print what is left in the pipes, kill whatever still runs in its group, and reap it."""
         self._over.set()
         self._join()
         _signal([self], signal.SIGKILL)
@@ -131,18 +137,23 @@ class _Rank:
         self._join()
 
     def _join(self) -> None:
+        """Wait up to REST seconds for each thread."""
         for thread in self._threads:
             thread.join(REST)
 
 
 def _die_with(launcher: int) -> None:
-    """Have this new process end with its launcher, however that ends."""
+    """In the new process, ask Linux to kill it when its launcher ends; launcher: process id."""
     PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(1)
 
 
 def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Event) -> None:
+    """Print the lines of a pipe, each behind `prefix`, to stdout, or stderr with is_error.
+
+    Until the pipe ends, or once `over` is set until nothing more comes.
+    """
     with stream:
         for line in _lines(stream, over):
             text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
@@ -151,7 +162,7 @@ def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Eve
 
 
 def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
-    """The lines of a pipe until it ends, or until nothing more comes once `over` is set."""
+    """Yield the lines of a pipe until it ends, or once `over` is set until nothing more comes."""
     left = bytearray()  # of a line without an end
     while (is_ready := wait([stream.fileno()], REST / 5)) or not over.is_set():
         data = os.read(stream.fileno(), 2**16) if is_ready else None
@@ -167,7 +178,8 @@ def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
 
 
 def _wait(started: Sequence[_Rank], seconds: float, is_over: Callable[[Ends], bool]) -> Ends:
-    """The statuses of all, when all have ended, `is_over` says so, or time is up."""
+    """Wait until all ranks that were started have ended, is_over(statuses) is true, or `seconds`
+    are over; return their statuses by rank, None while one runs."""
     deadline = time.monotonic() + seconds
     while True:
         statuses = [rank.status for rank in started]
@@ -184,7 +196,7 @@ def _signal(started: Sequence[_Rank], number: int) -> None:
 
 
 def _end(started: Sequence[_Rank]) -> None:
-    """End all that still run: by SIGTERM, then by SIGKILL; at once on Ctrl-C."""
+    """End all started ranks by SIGTERM, then after ENDING seconds, or Ctrl-C, by SIGKILL."""
     hasten = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None
@@ -199,5 +211,6 @@ def _end(started: Sequence[_Rank]) -> None:
 
 
 def _free_port() -> int:
+    """Return a port of this machine that is free now."""
     with socket.create_server((LOOPBACK, 0)) as sock:
         return int(sock.getsockname()[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The machine of a command: NumPy or CuPy, by `--provider` and by whether a GPU answers."""
+"""The machine of a command: NumPy or CuPy, by `--provider` and by whether a GPU can be used."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ provider_option = click.option(
 
 
 def array_library(provider: str) -> Any:
-    """CuPy for "cuda", NumPy for "cpu", the one of the two that works here for "auto"."""
+    """Return CuPy for "cuda", NumPy for "cpu"; for "auto" CuPy if a GPU can be used, else NumPy."""
     if provider == "cpu" or (provider == "auto" and why_no_gpu()):
         return np
     return require_gpu()
 
 
 def require_gpu() -> Any:
-    """CuPy on a GPU that answers."""
+    """Return CuPy; raise ProviderError if no GPU can be used."""
     reason = why_no_gpu()
     if reason:
         raise ProviderError(f"no GPU: {reason}; `cupy-training-ops doctor` says more")
@@ -39,7 +39,7 @@ def require_gpu() -> Any:
 
 
 def computing(xp: Any) -> str:
-    """The name of the CPU for NumPy, of the current GPU for CuPy."""
+    """Return the name of the CPU if xp is NumPy, of the current GPU if it is CuPy."""
     if xp is np:
         return processor()
     runtime = xp.cuda.runtime

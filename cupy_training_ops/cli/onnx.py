@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""`onnx`: lists what runs the nodes of ONNX Runtime's training artifacts, and trains some steps."""
+"""`onnx`: lists what runs the nodes of ONNX Runtime's training artifacts, and trains some steps.
+
+In all functions `session` is a TrainingSession of artifacts, `graph` a model's, and `xp` NumPy or
+CuPy, where it computes.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,15 @@ from .inputs import file_type, open_arrays
 from .machine import array_library, computing, provider_option
 from .terminal import align, progress, say
 
-MOST_SHOWN = 10  # losses
-Batch = dict[str, Any]
+MOST_SHOWN = 10  # losses in the table of steps
+Batch = dict[str, Any]  # input's name to its array
 
 
 class _WithDefault(click.Group):
-    """A group whose first command is meant where none is named: `onnx artifacts/`."""
+    """A group whose first command runs if none is named: `onnx artifacts/`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the first command's name ahead of arguments that begin with no command."""
         if args and args[0] not in {*self.commands, "--help"}:
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
@@ -141,7 +146,10 @@ def make(
 
 
 def _models(path: Path, prefix: str) -> list[Path]:
-    """The models of a folder that are there, or the one."""
+    """Return [path] for a file; of a folder the models of training artifacts that it has.
+
+    prefix: of the artifacts' file names.
+    """
     with reading(str(path)):
         path.stat()
     if not path.is_dir():
@@ -157,7 +165,10 @@ def _models(path: Path, prefix: str) -> list[Path]:
 
 
 def _list(model: Path, with_table: bool) -> bool:
-    """Print what runs a model's nodes, as a table where something does not; True if all are run."""
+    """Print a model's number of nodes and those that cannot be run; return True if all can.
+
+    A table of operators is printed with_table, and where a node cannot be run.
+    """
     with reading(str(model)):
         graph, _, problems = read_model(model)
     graph = prepare(with_bodies(graph, problems), problems, None)
@@ -177,7 +188,10 @@ def _list(model: Path, with_table: bool) -> bool:
 
 
 def _kind(node: Node, runner: Runner | None) -> tuple[str, str, str]:
-    """Operator, domain, and what runs it: a function, an array module, or nothing."""
+    """Return (operator, domain, what runs it) of a node.
+
+    The latter is "cto.NAME", "NumPy or CuPy", or "-" for no runner.
+    """
     by = "-" if runner is None else "NumPy or CuPy"
     if runner is not None and runner.op is not None:
         by = f"cto.{runner.op.function_name}"
@@ -188,6 +202,7 @@ def _kind(node: Node, runner: Runner | None) -> tuple[str, str, str]:
 
 
 def _train(session: TrainingSession, batches: Iterator[Batch], steps: int) -> None:
+    """Train so many steps of a session, one a batch; print losses and the median time of a step."""
     losses, times, numbers = [], [], range(1, steps + 1)
     with progress(numbers, "steps", str, steps) as shown:
         for _ in shown:
@@ -208,10 +223,10 @@ def _train(session: TrainingSession, batches: Iterator[Batch], steps: int) -> No
 
 
 def _random_batches(session: TrainingSession, size: int, seed: int) -> Iterator[Batch]:
-    """One batch, again and again, so that a loss can fall.
+    """Yield one batch of `size` examples for ever, so that a loss can fall.
 
-    Normal numbers; integers that pick rows pick among those there are; labels are of the shape and
-    the classes that the eval model's scores have.
+    Floats are normal numbers, integers indices of rows of an embedding. The second of two inputs is
+    labels, if there is an eval model: they fit its scores.
     """
     rng = np.random.default_rng(seed)
     graph = session.graph
@@ -227,6 +242,7 @@ def _random_batches(session: TrainingSession, size: int, seed: int) -> Iterator[
 
 
 def _random_input(rng: Any, graph: Graph, item: Value, size: int) -> Any:
+    """Return random numbers for the input `item` of a graph; its unknown extents are `size`."""
     shape = tuple(extent if isinstance(extent, int) else size for extent in item.shape or ())
     if item.dtype is not None and item.dtype.kind in "iu":
         return rng.integers(0, _rows(graph, item.name), shape).astype(item.dtype)
@@ -234,7 +250,7 @@ def _random_input(rng: Any, graph: Graph, item: Value, size: int) -> Any:
 
 
 def _rows(graph: Graph, name: str) -> int:
-    """The number of rows that an input of indices picks from; 2 where nothing says it."""
+    """Return the number of rows that an input, indices of a Gather, selects from; 2 if unknown."""
     shapes = {item.name: item.shape for item in graph.inputs}
     for node in graph.nodes:
         if node.op_type == "Gather" and node.inputs[1] == name:
@@ -245,7 +261,10 @@ def _rows(graph: Graph, name: str) -> int:
 
 
 def _labels(rng: Any, item: Value, scores: Any) -> Any:
-    """Classes, or numbers from 0 to 1 in the shape of the scores."""
+    """Return random labels for an input `item`: classes for integers, else numbers in [0, 1).
+
+    Classes for scores of shape (N, C, ...) are below C, of shape (N, ...); others have the scores'.
+    """
     if item.dtype is not None and item.dtype.kind in "iu" and scores.ndim > 1:
         shape = (scores.shape[0], *scores.shape[2:])
         return rng.integers(0, scores.shape[1], shape).astype(item.dtype)
@@ -253,7 +272,10 @@ def _labels(rng: Any, item: Value, scores: Any) -> Any:
 
 
 def _batches_of_file(session: TrainingSession, file: str, size: int) -> Iterator[Batch]:
-    """Batches of a file's examples, in their order, and from the first on again."""
+    """Yield batches of `size` examples of a file's arrays, in order, from the first on again.
+
+    Each input of the training model needs an array of its name; the first axis is examples.
+    """
     with open_arrays(file) as members:
         arrays = {m.name: m.read(raw=False) for m in members if m.name in session.inputs}
     missing = [name for name in session.inputs if name not in arrays]
@@ -268,7 +290,10 @@ def _batches_of_file(session: TrainingSession, file: str, size: int) -> Iterator
 
 
 def _slices(xp: Any, arrays: Mapping[str, Any], n: int, size: int) -> Iterator[Batch]:
-    """Batches; an input with several rows for each of the n examples, such as tokens, gives all."""
+    """Yield batches of `size` of the n examples for ever; the last, smaller one is left out.
+
+    An array may have several rows for each example, such as tokens: len(array) is a multiple of n.
+    """
     for first in itertools.cycle(range(0, n - size + 1, size)):
         yield {
             name: xp.asarray(array[len(array) // n * first : len(array) // n * (first + size)])

@@ -55,6 +55,7 @@ def ops(name: str | None, opset: int | None, as_json: bool) -> None:
 
 
 def _table() -> list[str]:
+    """Return lines of a table of all operators, sorted by name."""
     heading = ("operator", "family", "domain", "opset", "types", "formula")
     rows = [_row(REGISTRY[key]) for key in sorted(REGISTRY, key=lambda key: key[1:])]
     return align([heading, *rows], left=6)
@@ -71,7 +72,7 @@ def _help_lines(cls: type[Op]) -> Iterator[str]:
 
 
 def _print_json(only: type[Op] | None) -> None:
-    """Print an object for each operator and version, or for one."""
+    """Print a JSON object for each operator and version, or for `only` this one."""
     why_not = {name: why or None for name, why in providers().items()}
     lines = JsonLines("ops", processor(), with_cuda=True, providers=why_not)
     for registered in registrations():
@@ -80,6 +81,7 @@ def _print_json(only: type[Op] | None) -> None:
 
 
 def _registration(registered: Registration) -> dict[str, Any]:
+    """Return the JSON fields of a registered operator: docs/cli.md describes them."""
     cls, upstream = registered.op, registered.upstream
     types = cls.types
     rows = types.rows if isinstance(types, TypeRows) else ()
@@ -115,6 +117,7 @@ def _of_input(item: Input) -> dict[str, Any]:
 
 
 def _opset(cls: type[Op]) -> str:
+    """Return the opsets that an operator serves: "1-12" or "13+"."""
     return f"{cls.since}-{cls.until}" if cls.until else f"{cls.since}+"
 
 
@@ -127,11 +130,11 @@ def _doc(cls: type[Op]) -> str:
 
 @dataclass
 class Verified:
-    """How many samples of one operator matched, and what was wrong with the others."""
+    """Result of `verify` for one operator."""
 
     op: str
-    passed: int = 0
-    failures: list[str] = field(default_factory=list)
+    passed: int = 0  # number of samples
+    failures: list[str] = field(default_factory=list)  # "sample: error"
 
 
 @click.command()
@@ -162,11 +165,13 @@ def verify(names: tuple[str, ...], as_json: bool, seed: int) -> None:
 
 
 def _fields(outcome: Verified) -> dict[str, Any]:
+    """Return the JSON fields of an operator's result."""
     failed = {"failed": len(outcome.failures), "failures": outcome.failures}
     return {"operator": outcome.op, "passed": outcome.passed, **failed}
 
 
 def _report(outcomes: Sequence[Verified]) -> None:
+    """Print a table of outcomes, the first failure of each operator, and the sums."""
     rows = [(o.op, str(o.passed), str(len(o.failures))) for o in outcomes]
     for line in align([("operator", "passed", "failed"), *rows]):
         click.echo(line)
@@ -178,6 +183,7 @@ def _report(outcomes: Sequence[Verified]) -> None:
 
 
 def _verify_samples(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Verified:
+    """Compare all samples of the operator `name` on GPU and CPU; seed: of inputs. xp: CuPy."""
     outcome = Verified(name)
     for sample in samples:
         failure = mismatch(sample, seed, xp)
@@ -189,7 +195,10 @@ def _verify_samples(name: str, samples: Sequence[Sample], seed: int, xp: Any) ->
 
 
 def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
-    """The words for where a sample's results in `xp` differ from the CPU provider's; or None."""
+    """Describe how a sample's results in `xp` differ from the CPU provider's; None if they do not.
+
+    seed: of the inputs. Outputs and scratch memory of the call in `xp` are poisoned first.
+    """
     op = get_op(sample.op).shared(**sample.attributes)
     inputs = sample.make(np.random.default_rng(seed))
     try:
@@ -211,7 +220,10 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
 
 
 def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
-    """A poisoned array for each result on the device."""
+    """Return `out=` for results like `expected`: a poisoned array in `xp` for each on the device.
+
+    inputs: of the call. offset: elements off a 16-byte boundary.
+    """
 
     def poisoned_like(array: Any) -> Any:
         return poison(blank(Spec(array.shape, array.dtype), offset, xp))
@@ -257,7 +269,10 @@ def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...], jobs
 
 
 def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
-    """Compile for the current GPU through the cache."""
+    """Compile the samples' kernels for the current GPU into the cache; return error messages.
+
+    attempts: calls a function for many items, in several processes.
+    """
     cupy = require_gpu()
     compiler.require_writable_cache()
     from ..device.cuda import BACKEND
@@ -269,7 +284,11 @@ def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
 
 
 def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
-    """Compile for architectures of which no GPU needs to be here."""
+    """Compile the samples' kernels for each architecture, without a GPU; return error messages.
+
+    architectures: numbers such as "90", or "all". attempts: calls a function for many items, in
+    several processes.
+    """
     supported = compiler.supported_architectures()
     listed = list(samples)
     failures = []
@@ -283,7 +302,11 @@ def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Att
 def _failures(
     wanted: list[Module], target: str, attempt: Callable[[list[Module]], Iterable[Outcome]]
 ) -> list[str]:
-    """Compile modules; the messages of those that failed."""
+    """Compile the `wanted` modules, print a line with their number; return errors' messages.
+
+    target: such as "sm_90", for the line. attempt: compiles modules, yields (module, error or None)
+    as each is done.
+    """
     start = time.perf_counter()
     # The longest source takes longest; what is begun last should not be what ends last.
     outcomes = attempt(sorted(wanted, key=lambda module: len(module.source.code), reverse=True))
@@ -298,7 +321,7 @@ def _failures(
 
 
 def _compile_cached(index: int, module: Module) -> str | None:
-    """Compile and load as a call on this GPU does; the error in words, or None."""
+    """Compile and load a module as a call on GPU `index` does; return an error message or None."""
     from ..device.cuda import BACKEND
 
     try:
@@ -311,7 +334,7 @@ def _compile_cached(index: int, module: Module) -> str | None:
 
 
 def _compiles(architecture: str, module: Module) -> str | None:
-    """Compile without the cache; the error in words, or None."""
+    """Compile a module for an architecture without the cache; return an error message or None."""
     try:
         compiler.compile_for(module.source, slot_options(module.slots), architecture)
     except CompileError as error:

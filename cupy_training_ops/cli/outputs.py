@@ -36,19 +36,19 @@ def is_folder(out: str) -> bool:
 
 
 def out_files(out: str, names: list[str], ending: str) -> list[str]:
-    """The file for each array: OUT for the only one, or those of their names in a folder."""
+    """Return the path for each array: [out], or in a folder "name" + ending, escaped."""
     if not is_folder(out):
         return [out]
     return [os.path.join(out, f"{_plain(name)}{ending}") for name in names]
 
 
 def name_of(file_stem: str) -> str:
-    """The name of an array by its file's, the inverse of `out_files`."""
+    """Return the name of an array from its file's in a folder, the inverse of `out_files`."""
     return unquote(file_stem, errors="backslashreplace")
 
 
 def refuse_overwriting(outs: list[str], files: tuple[str, ...], force: bool) -> None:
-    """Refuse outputs that would overwrite inputs, each other, or (without force) files."""
+    """Refuse paths to write (outs) that are inputs (files) or equal, or exist, without force."""
     for out in outs:
         if out == STREAM:
             if sys.stdout is None or sys.stdout.isatty():
@@ -65,7 +65,7 @@ def refuse_overwriting(outs: list[str], files: tuple[str, ...], force: bool) -> 
 
 
 def make_folder(out: str) -> None:
-    """Make the folder that OUT is, if it is one."""
+    """Make OUT, and its parents, if it is a folder and does not exist."""
     if is_folder(out):
         with writing(out):
             os.makedirs(out, exist_ok=True)
@@ -73,18 +73,21 @@ def make_folder(out: str) -> None:
 
 @contextlib.contextmanager
 def open_out(out: str, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
+    """Yield a stream whose content becomes OUT at the end; on errors OUT stays as it is.
+
+    sync: wait until it is on the disk.
+    """
     with cleanup(remove_unfinished), writing(out), _stream(out, sync) as stream:
         yield stream
 
 
 def say_done(out: str, done: str) -> None:
-    """Say so: on stderr where OUT is no file of its own, for that may be stdout."""
+    """Print "OUT: done"; on stderr if OUT is stdout, a pipe or a device."""
     say(f"{out}: {done}", err=out == STREAM or not is_replaced(Path(out)))
 
 
 def _plain(name: str) -> str:
-    """A name as a file's: "a/b" as "a%2Fb", ".a" as "%2Ea"."""
+    """Escape an array's name as a file name: "a/b" as "a%2Fb", ".a" as "%2Ea"."""
     plain = "".join(
         c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
         for c in name or NAMELESS
@@ -94,6 +97,10 @@ def _plain(name: str) -> str:
 
 @contextlib.contextmanager
 def _stream(out: str, sync: bool) -> Iterator[IO[bytes]]:
+    """Yield a stream that replaces a file at the end, or for "-" is written to stdout at once.
+
+    sync: wait until the file is on the disk.
+    """
     if out != STREAM:
         with atomic_write(Path(out), sync) as stream:
             yield stream

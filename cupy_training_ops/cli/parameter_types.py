@@ -22,11 +22,12 @@ class OneOf(click.Choice[str]):
     """One of some names; the error for another one shows those that are like it."""
 
     def __init__(self, kind: str, known: Iterable[str]) -> None:
+        """kind: noun for the error, such as "codec". known: the names."""
         super().__init__(list(known))
         self._kind = kind
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """The name, if it is one of them."""
+        """Return the name if it is one of them, else fail."""
         if value not in self.choices:
             known = names_hint(list(self.choices))
             self.fail(unknown(self._kind, value, self.choices, known), param, ctx)
@@ -41,7 +42,7 @@ class OperatorName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Registered names, or functions' if the beginning is in small letters."""
+        """Return registered names that begin with `incomplete`, functions' for a small letter."""
         operators = OPERATORS if incomplete[:1].islower() else names()
         return _starting(operators, incomplete)
 
@@ -52,9 +53,9 @@ class ArrayName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names in those files that can be read.
+        """Return names that begin with `incomplete`, of arrays in those files that can be read.
 
-        Click has them in `ctx.args` as long as the name is missing.
+        Click has the files in `ctx.args` as long as the name is missing.
         """
         known: list[str] = []
         for file in ctx.args:
@@ -64,7 +65,7 @@ class ArrayName(click.types.StringParamType):
 
 
 def operator(name: str, opset: int | None = None) -> type[Op]:
-    """The operator of this name, or whose function has it."""
+    """Return the operator with this registered or function name, for this opset or the newest."""
     registered = OPERATORS[name].name if name in OPERATORS else name
     return get_op(registered, opset)
 
@@ -90,7 +91,7 @@ op_option = click.option(
 
 
 def chosen_samples(names: tuple[str, ...]) -> Mapping[str, tuple[Sample, ...]]:
-    """Operator name to samples; refuses unknown names with the list of known ones."""
+    """Return {operator: its samples} for these names, for all operators if there are none."""
     samples = all_samples()
     chosen = [operator(name).name for name in names]
     return {name: samples.get(name, ()) for name in chosen} if chosen else samples

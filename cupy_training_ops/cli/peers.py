@@ -18,28 +18,25 @@ from ..dtypes import FLOAT32, FLOAT64, HostArray, dtype_name
 from .errors import Failure
 from .trial import Refusal, Subject, Trial
 
-Packs = Callable[[ModuleType, HostArray], bytes]
-Unpacks = Callable[[ModuleType, bytes, HostArray], HostArray]  # into an array like the last one
+Packs = Callable[[ModuleType, HostArray], bytes]  # (library, array)
+Unpacks = Callable[[ModuleType, bytes, HostArray], HostArray]  # the last: has shape and dtype
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A way to compress that is not this package's, on the CPU, one thread.
+    """Another library's compression, on the CPU, in one thread."""
 
-    dtypes: those it takes; None for any.
-    """
-
-    name: str
-    module: str
-    package: str
+    name: str  # in the option and the report
+    module: str  # to import
+    package: str  # to install
     packs: Packs
     unpacks: Unpacks
     lossless: bool
-    dtypes: tuple[np.dtype[Any], ...] | None = None
-    bits: float = 0.0  # of no values
+    dtypes: tuple[np.dtype[Any], ...] | None = None  # of arrays that it takes; None for any
+    bits: float = 0.0  # per value of an empty array
 
     def library(self) -> ModuleType:
-        """Return the library, or refuse it where it is not installed."""
+        """Import the library; raise Failure if it is not installed."""
         try:
             return importlib.import_module(self.module)
         except ImportError:
@@ -47,7 +44,7 @@ class Peer:
             raise Failure(f"--against {self.name}: {self.module} is not here; {how}") from None
 
     def run(self, subject: Subject) -> Trial | Refusal:
-        """Compress an array and back, timed once."""
+        """Compress the subject's array and decompress it, each timed once, and compare."""
         array: HostArray = np.ascontiguousarray(subject.array)
         if self.dtypes is not None and array.dtype not in self.dtypes:
             takes = ", ".join(map(dtype_name, self.dtypes))
@@ -71,6 +68,7 @@ class Peer:
 
 
 def _bytes_of(array: HostArray) -> HostArray:
+    """Return a flat uint8 view."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -99,6 +97,7 @@ def _from_blosc2(library: ModuleType, packed: bytes, like: HostArray) -> HostArr
 
 
 def _zfp(library: ModuleType, array: HostArray) -> bytes:
+    """Compress to 8 bits a value; zfp takes 1 to 4 dimensions, so further ones are joined."""
     in_four = array.reshape(-1, *array.shape[-3:]) if array.ndim > 4 else np.atleast_1d(array)
     packed: bytes = library.compress_numpy(in_four, rate=8)
     return packed
@@ -119,6 +118,7 @@ PEERS = {
 
 
 def _chosen(_: click.Context, __: click.Parameter, text: str | None) -> tuple[Peer, ...]:
+    """Convert the option "zstd,zfp" to peers; refuse unknown names and missing libraries."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in PEERS:

@@ -18,22 +18,24 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
+# Signals that end a process.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 # A forked process could not use CUDA, which does not survive a fork.
 CONTEXT = multiprocessing.get_context("spawn")
 
-Attempt = Callable[[Any], str | None]  # what went wrong with an item, or None
-Outcome = tuple[Any, str | None]  # an item, and the same
+Attempt = Callable[[Any], str | None]  # from an item to an error message, or None
+Outcome = tuple[Any, str | None]  # (item, error message or None)
 Attempts = Callable[[Attempt, Iterable[Any]], Iterator[Outcome]]
 
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[Attempts]:
-    """A function that attempts items in `count` processes, which end with the context.
+    """Yield a function that calls attempt(item) for items in `count` processes.
 
-    Outcomes come as items are done. One process is this one, and exceptions are raised. In several,
-    exceptions are outcomes, and so is the end of a process.
+    It yields (item, result) as items are done. count 1: in this process, exceptions are raised.
+    More: in workers, which end with the context; an exception, or the end of a process, becomes the
+    item's error message.
     """
     if count == 1:
         yield lambda attempt, items: ((item, attempt(item)) for item in items)
@@ -46,16 +48,16 @@ def workers(count: int) -> Iterator[Attempts]:
 
 
 class _Pool:
-    """At most `count` workers, started when there is an item for them."""
+    """At most `count` worker processes, started when there is an item for them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._workers: list[_Worker] = []
 
     def attempts(self, attempt: Attempt, items: Iterable[Any]) -> Iterator[Outcome]:
-        """Every item with its error in words or None, in the order in which they are done."""
+        """Call attempt(item) for each item in a worker; yield (item, error or None) when done."""
         waiting, idle = deque(items), list(self._workers)
-        busy: dict[Any, tuple[_Worker, Any]] = {}
+        busy: dict[Any, tuple[_Worker, Any]] = {}  # (worker, its item) by the worker's pipe
         while waiting or busy:
             while waiting and (idle or len(self._workers) < self._count):
                 worker, item = idle.pop() if idle else self._start(), waiting.popleft()
@@ -78,12 +80,13 @@ class _Pool:
             worker.pipe.close()
 
     def _start(self) -> _Worker:
+        """Start a worker and return it."""
         with _interrupts_later():
             self._workers.append(_Worker())
         return self._workers[-1]
 
     def _remove(self, worker: _Worker) -> str:
-        """The words for how a worker died; another may be started in its place."""
+        """Remove a worker that died; return an error message with its exit code."""
         self._workers.remove(worker)
         worker.process.join()
         worker.pipe.close()
@@ -100,22 +103,22 @@ class _Worker:
         its_end.close()
 
     def give(self, attempt: Attempt, item: Any) -> None:
-        """Send an item; `outcome` raises if the process is gone."""
+        """Let the process call attempt(item); `outcome` raises if the process is gone."""
         with contextlib.suppress(ConnectionError):
             self.pipe.send((attempt, item))
 
     def outcome(self) -> str | None:
-        """The item's error in words, or None."""
+        """Wait for the item's error message, or None; EOFError or ConnectionError if it died."""
         return self.pipe.recv()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Ctrl-C waits for the end of the context.
+    """Delay Ctrl-C to the end of the context; processes started in it have Ctrl-C blocked.
 
-    What is started in it has Ctrl-C blocked: that is for the process that ends it.
+    So only this process gets it, and ends them.
     """
-    resource_tracker.ensure_running()  # which lets Ctrl-C through again as it begins
+    resource_tracker.ensure_running()  # its start would unblock Ctrl-C inside
     pending: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -129,13 +132,14 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: it ends when the other process closes the pipe, or is gone."""
+    """In a worker, answer each (attempt, item) of a pipe until its other end is closed."""
     with contextlib.suppress(EOFError):
         while True:
             pipe.send(_try(*pipe.recv()))
 
 
 def _try(attempt: Attempt, item: Any) -> str | None:
+    """Return attempt(item), or the traceback of its exception."""
     try:
         return attempt(item)
     except Exception:  # a worker reports whatever it is
@@ -144,7 +148,7 @@ def _try(attempt: Attempt, item: Any) -> str | None:
 
 @contextlib.contextmanager
 def cleanup(clean: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
-    """Clean up at the end of the context, also when a signal ends the process.
+    """Call clean() at the end of the context, also when SIGTERM, SIGHUP or `also` ends the process.
 
     Ctrl-C is an exception, and may come where a context has just begun or ended: hence `clean` and
     not only what the contexts inside do. A signal that the process ignores stays ignored.

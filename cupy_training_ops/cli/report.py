@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Trials as tables of 80 columns for people, as fields for JSON, and as plots."""
+"""Trials as tables of 80 columns for people, as fields for JSON, and as plots.
+
+A trial is the result of one codec on a `subject`, an array with its name.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from .terminal import align, say, wrap
 from .trial import OneArray, Quality, Refusal, Subject, Summary, Trial, is_measured, snr_db
 
 Point = tuple[float, float]  # bits per value, dB
-MARKERS = "osD^vPX*<>hpd"
-EDGES = {math.inf: "nothing lost", -math.inf: "values lost"}
-BEYOND = 10.0  # dB
+MARKERS = "osD^vPX*<>hpd"  # matplotlib's, one a codec
+EDGES = {math.inf: "nothing lost", -math.inf: "values lost"}  # labels of infinite ratios
+BEYOND = 10.0  # dB from the finite ratios to the line of infinite ones
 Tried = Sequence[Trial | Refusal]
 HEADINGS = (
     ("", "", "max abs", "", "", "SNR", "zeros", "encode", "decode", ""),
@@ -32,7 +35,7 @@ TOTAL_HEADINGS = ("codec", "arrays", "bytes before", "bytes after", "ratio", "lo
 
 
 def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
-    """A line about the array, a row for each codec, a line for each bad verdict."""
+    """Yield a line about the array, a row for each codec tried, a line for each bad verdict."""
     trials = trials_of(tried)
     yield from wrap(_title(subject, trials))
     if trials:
@@ -46,7 +49,10 @@ def array_lines(subject: Subject, tried: Tried) -> Iterator[str]:
 
 
 def summary_lines(summary: Summary, provider: str) -> Iterator[str]:
-    """The bytes that each codec saved in all, and the codec recommended for each array."""
+    """Yield a table of each codec's totals, and lines with the codec recommended for each array.
+
+    provider: "cpu" or "cuda".
+    """
     count = len(summary.arrays)
     yield f"{count} array{'s' * (count != 1)}, provider {provider}"
     rows = [
@@ -73,7 +79,10 @@ def summary_lines(summary: Summary, provider: str) -> Iterator[str]:
 
 
 def trial_fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dict[str, Any]:
-    """A codec on an array as JSON fields."""
+    """Return the JSON fields of a codec's result on an array; a refusal has no numbers.
+
+    provider: "cpu" or "cuda".
+    """
     about = {
         "array": subject.name,
         "dtype": dtype_name(subject.array.dtype),
@@ -87,11 +96,12 @@ def trial_fields(subject: Subject, trial: Trial | Refusal, provider: str) -> dic
 
 
 def trials_of(tried: Tried) -> list[Trial]:
-    """The trials among them, without refusals."""
+    """Return the trials without refusals."""
     return [one for one in tried if isinstance(one, Trial)]
 
 
 def _title(subject: Subject, trials: Iterable[Trial]) -> str:
+    """Return a line with an array's name, dtype, shape, bytes and number of non-finite values."""
     array = subject.array
     counts = {trial.fidelity.nonfinite for trial in trials} - {0}
     nonfinite = "".join(f", {count} non-finite" for count in counts)
@@ -100,6 +110,7 @@ def _title(subject: Subject, trials: Iterable[Trial]) -> str:
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
+    """Return the cells of a codec's result, below HEADINGS."""
     f = trial.fidelity
     return (
         trial.name,
@@ -116,6 +127,7 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 
 def _numbers(subject: Subject, trial: Trial) -> dict[str, Any]:
+    """Return the JSON fields of a trial: bytes, errors (those of Fidelity), times in seconds."""
     nbytes = subject.array.nbytes
     return {
         "nbytes_before": nbytes,
@@ -131,18 +143,18 @@ def _numbers(subject: Subject, trial: Trial) -> dict[str, Any]:
 
 
 def bits_per_value(subject: Subject, trial: Trial) -> float:
-    """Bits stored for each value, padding included."""
+    """Return the bits stored for each value, padding included; of an empty array the codec's."""
     size = subject.array.size
     return 8 * trial.nbytes / size if size else float(trial.codec.bits)
 
 
 def _rate(nbytes: int, trial: Trial, duration: float) -> float:
-    """GB/s of the bytes read and written."""
+    """Return GB/s of the bytes read and written in `duration` seconds; nbytes: of the array."""
     return (nbytes + trial.nbytes) / duration / 1e9
 
 
 def duration(seconds: float) -> str:
-    """Milliseconds in at most six characters."""
+    """Return milliseconds as text, with fewer decimals the longer they are."""
     ms = 1e3 * seconds
     return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:.0f}"
 
@@ -163,6 +175,10 @@ class Plot:
     """The file of a plot, checked before anything is measured."""
 
     def __init__(self, out: str, files: tuple[str, ...], force: bool) -> None:
+        """out: path, whose ending is the format. files: inputs, which it must not overwrite.
+
+        force: replace a file that exists.
+        """
         self._out = out
         self._figure = _figure(out)
         self._format = Path(out).suffix.removeprefix(".").lower()
@@ -172,7 +188,7 @@ class Plot:
         refuse_overwriting([out], files, force)
 
     def draw(self, summary: Summary) -> None:
-        """Draw the codecs that keep values."""
+        """Draw the codecs of a summary that keep values, not signs alone, and write the file."""
         points = points_of(summary.arrays)
         if not points:
             raise Failure(f"{self._out}: nothing to draw: no codec tried keeps values")
@@ -184,7 +200,7 @@ class Plot:
 
 
 def points_of(arrays: Sequence[OneArray]) -> dict[str, list[Point]]:
-    """Codec to its points; infinite where nothing was lost."""
+    """Return {codec: a point for each array}; the dB are infinite if nothing was lost."""
     points: dict[str, list[Point]] = {}
     for array in arrays:
         for trial in array.trials:
@@ -196,6 +212,10 @@ def points_of(arrays: Sequence[OneArray]) -> dict[str, list[Point]]:
 
 
 def _draw(figure: Any, points: dict[str, list[Point]], quality: Quality) -> None:
+    """Draw each codec's points, and lines for infinite ratios and the quality asked for.
+
+    figure: of matplotlib.
+    """
     axes = figure.add_subplot(xlabel="bits per value", ylabel="signal to noise, dB")
     edges = _edges(snr for of_codec in points.values() for _, snr in of_codec)
     for marker, (codec, of_codec) in zip(itertools.cycle(MARKERS), points.items(), strict=False):
@@ -212,7 +232,10 @@ def _draw(figure: Any, points: dict[str, list[Point]], quality: Quality) -> None
 
 
 def _edges(snrs: Iterable[float]) -> dict[float, float]:
-    """The heights at which infinite ratios are drawn: beyond all finite ones."""
+    """Return {inf: dB, -inf: dB}: where infinite ratios are drawn, beyond all finite ones.
+
+    Those that are not among `snrs` are left out.
+    """
     ratios = set(snrs)
     finite = [snr for snr in ratios if math.isfinite(snr)] or [0.0]
     heights = {math.inf: max(finite) + BEYOND, -math.inf: min(finite) - BEYOND}
@@ -220,6 +243,7 @@ def _edges(snrs: Iterable[float]) -> dict[float, float]:
 
 
 def _figure(out: str) -> Any:
+    """Return an empty figure of matplotlib; Failure, naming the plot `out`, if that is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

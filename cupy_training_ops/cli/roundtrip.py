@@ -33,11 +33,12 @@ from .report import (
 from .terminal import JsonLines, json_option, progress_bar
 from .trial import DISTRIBUTIONS, Quality, Settings, Subject, Summary, generate, run
 
+# Codecs tried without --codec.
 OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in codec.dtypes)
 
 
 def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any:
-    """The option `--shape 8,128` as (8, 128)."""
+    """Convert the option `--shape 8,128` to (8, 128); None if it is not there."""
     try:
         return None if text is None else schema.shape([int(part) for part in text.split(",")])
     except ArgumentError as error:
@@ -47,7 +48,7 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
 
 
 def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """The number of an option; NaN is refused."""
+    """Return the number of an option; refuse NaN."""
     if value is not None and math.isnan(value):
         raise click.BadParameter("expected a number, got nan")
     return value
@@ -151,6 +152,11 @@ def _trials(
     settings: Settings,
     xp: Any,
 ) -> Trials:
+    """Yield (array, results) of each array: of all codecs, then of other libraries (`against`).
+
+    settings: options of all codecs. xp: NumPy or CuPy, where codecs run. A progress bar is shown
+    for each array.
+    """
     for subject in subjects:
         size = subject.array.size
         n = len(codecs) + len(against)
@@ -163,7 +169,10 @@ def _trials(
 
 
 def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
-    """Each array's table as soon as it is there, and the summary."""
+    """Print each array's table as soon as it was tried, then the summary, which this fills.
+
+    trials: (array, its results) one after the other. provider: "cpu" or "cuda".
+    """
     for subject, tried in trials:
         summary.add(subject, trials_of(tried))
         click.echo("\n".join(array_lines(subject, tried)) + "\n")
@@ -171,6 +180,10 @@ def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
 
 
 def _print_json(trials: Trials, summary: Summary, provider: str, lines: JsonLines) -> None:
+    """Print trials and recommendations as JSON `lines` as they come, then totals; fill the summary.
+
+    provider: "cpu" or "cuda".
+    """
     for subject, tried in trials:
         for trial in tried:
             lines.write("trial", **trial_fields(subject, trial, provider))
@@ -185,6 +198,11 @@ def _print_json(trials: Trials, summary: Summary, provider: str, lines: JsonLine
 def _subjects(
     files: tuple[str, ...], codecs: tuple[str, ...], dtype: str | None, random: dict[str, Any]
 ) -> list[Subject]:
+    """Return the arrays to try: those of files, else one of random numbers.
+
+    codecs: of --codec, () for any. dtype: of --dtype. random: the options shape, distribution and
+    seed.
+    """
     if not files:
         return [_random_subject(dtype or "float32", **random)]
     if dtype not in (None, "bfloat16") or any(value is not None for value in random.values()):
@@ -203,13 +221,17 @@ def _subjects(
 def _random_subject(
     dtype: str, shape: Any = None, distribution: str | None = None, seed: int | None = None
 ) -> Subject:
+    """Return an array of random numbers of one of DISTRIBUTIONS, by default 512 x 1024 normal."""
     distribution = distribution or "normal"
     shape = (512, 1024) if shape is None else shape
     return Subject(distribution, generate(distribution, shape, to_dtype(dtype), seed or 0))
 
 
 def _subjects_of(file: str, codecs: tuple[str, ...], raw: bool, several: bool) -> Iterator[Subject]:
-    """The arrays of a file that a codec takes; says on stderr what it leaves out."""
+    """Yield the arrays of a file that a codec takes; say on stderr why others are skipped.
+
+    raw: two-byte elements are bfloat16. several: there are more files, so names include the file.
+    """
     with open_arrays(file) as members:
         for member in members:
             reason = why_left_out(member, [CODECS[name] for name in codecs], raw)

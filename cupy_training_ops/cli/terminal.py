@@ -22,24 +22,27 @@ import click
 from ..errors import printable
 from ..machine import system, versions
 
-WIDTH = 80
-DELAY_S = 1.0
+WIDTH = 80  # columns
+DELAY_S = 1.0  # seconds before a progress bar is shown
 
 
 def say(line: str, err: bool = False) -> None:
-    """Print one line that holds a name."""
+    """Print one line, on stderr with `err`; control characters, as of names in it, are escaped."""
     click.echo(printable(line), err=err)
 
 
 def align(rows: Sequence[Sequence[str]], left: int = 1, gap: str = "  ") -> list[str]:
-    """Lines with every column as wide as its widest cell, the first `left` ones flush left."""
+    """Return rows as lines with every column as wide as its widest cell, `gap` between them.
+
+    The first `left` columns are flush left, the others flush right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{'<' if i < left else '>'}{width}" for i, width in enumerate(widths)]
     return [gap.join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def fit_to_terminal(line: str) -> list[str]:
-    """A line wrapped to the terminal's width; as it is where no terminal reads it."""
+    """Return a line wrapped to the terminal's width; as it is if stdout is no terminal."""
     width = shutil.get_terminal_size((0, 0)).columns if sys.stdout and sys.stdout.isatty() else 0
     if len(line) <= width or not width:
         return [line]
@@ -48,7 +51,7 @@ def fit_to_terminal(line: str) -> list[str]:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """One paragraph as lines, the second and later ones indented."""
+    """Return a paragraph as lines, the second and later ones indented."""
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -58,14 +61,18 @@ SCHEMA = 1  # goes up when a field changes its meaning or goes away
 
 
 class JsonLines:
-    """The objects of one command, each with schema, type and machine."""
+    """Printer of a command's JSON objects, each with schema, type and machine."""
 
     def __init__(self, command: str, machine: str, with_cuda: bool = False, **about: Any) -> None:
+        """Print the first object, "run", with versions (with_cuda: also CUDA's) and `about`.
+
+        machine: name of the processor or GPU.
+        """
         self._machine = machine
         self.write("run", command=command, **system(), versions=versions(with_cuda), **about)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Print one object; JSON has no infinity and no NaN, which become null."""
+        """Print one object of type `kind`; infinity and NaN, which JSON lacks, become null."""
         whole = {"schema": SCHEMA, "type": kind, "machine": self._machine} | fields
         click.echo(json.dumps({name: _finite(v) for name, v in whole.items()}, allow_nan=False))
 
@@ -88,9 +95,10 @@ json_option = click.option(
 def progress(
     items: Iterable[Any], label: str, name: Callable[[Any], str], length: int | None = None
 ) -> AbstractContextManager[Any]:
-    """A context whose value yields the items; the bar shows the `name` of the current one.
+    """Return a context whose value yields the items, with a progress bar if stderr is a terminal.
 
-    length: of an iterator, which does not know its own.
+    label: text ahead of the bar. name: text of an item, shown while it is the current one. length:
+    number of items, needed if they are an iterator.
     """
     if not sys.stderr.isatty():
         return contextlib.nullcontext(items)
@@ -105,9 +113,12 @@ def progress(
 
 @contextlib.contextmanager
 def progress_bar(length: int, label: str) -> Iterator[Callable[[int], None]]:
-    """A context whose value advances the bar by n: `advance(n)`; it is shown after a second."""
+    """Yield a function that advances a progress bar: advance(steps), of `length` in all.
+
+    The bar is shown after DELAY_S, if stderr is a terminal, with `label` ahead of it.
+    """
     with contextlib.ExitStack() as bars:
-        start, waiting, bar = time.monotonic(), 0, None
+        start, waiting, bar = time.monotonic(), 0, None  # waiting: steps not shown yet
 
         def advance(steps: int) -> None:
             nonlocal waiting, bar

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Arrays through codecs and back: bytes, errors, times, verdicts; the sums, and recommendations."""
+"""Encode and decode arrays: bytes, errors, times, verdicts; the sums, and recommendations.
+
+In all functions `subject` is an array with its name, a `trial` the result of one codec on it,
+`fidelity` its measured errors, `xp` NumPy or CuPy, where codecs run.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from ..dtypes import dtype_name, dtype_names
 from ..families.gist.samples import SPECIALS
 
 DISTRIBUTIONS = ("normal", "relu", "uniform", "denormal", "special")
-RUNS = 5
-LAUNCHES = 20  # between two CUDA events, so that the events' own time does not show
-BUDGET_S = 1.0  # of runs on the CPU, warm-up aside
+RUNS = 5  # whose median is taken
+LAUNCHES = 20  # in a run, between two CUDA events, so that the events' own time does not show
+BUDGET_S = 1.0  # seconds for all runs on the CPU, without the warm-up
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,10 @@ class Quality:
     """The quality asked of every codec that keeps values."""
 
     min_snr: float | None = None  # dB
-    max_abs: float | None = None
+    max_abs: float | None = None  # largest |decoded - x|
 
     def shortfall(self, fidelity: Fidelity) -> str | None:
-        """The words for what falls short, or None; an error that nobody measured does not."""
+        """Describe how measured errors fall short of this quality; None if they do not."""
         if self == Quality():
             return None
         if fidelity.lost:
@@ -63,7 +67,10 @@ def is_measured(fidelity: Fidelity) -> bool:
 
 
 def snr_db(fidelity: Fidelity) -> float:
-    """The signal-to-noise ratio, also where there is no signal: then all is right or all wrong."""
+    """Return the signal-to-noise ratio in dB; -inf if values were lost.
+
+    Without a signal it is infinite if all values are right, else -inf.
+    """
     if fidelity.lost:
         return -math.inf
     if fidelity.snr_db is not None:
@@ -72,7 +79,7 @@ def snr_db(fidelity: Fidelity) -> float:
 
 
 def in_words(fidelity: Fidelity) -> str:
-    """The signal-to-noise ratio in words."""
+    """Return the signal-to-noise ratio for people: "41.2 dB", "nothing lost", "3 values lost"."""
     if fidelity.lost:
         return f"{fidelity.lost} values lost"
     snr = snr_db(fidelity)
@@ -89,13 +96,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of every codec that is tried."""
+    """Options of `roundtrip` for every codec that is tried."""
 
     keep_nonfinite: bool
     quality: Quality
 
     def options(self, codec: Codec) -> dict[str, object]:
-        """The options among them that a codec has."""
+        """Return the encoder's options, without those that this codec lacks."""
         known = {attribute.name for attribute in codec.encoder.attributes}
         return {"keep_nonfinite": self.keep_nonfinite} if "keep_nonfinite" in known else {}
 
@@ -111,7 +118,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A codec that does not take the array's dtype, and why."""
+    """Result of a codec that does not take the array's dtype; note: why."""
 
     codec: Named
     note: str
@@ -119,26 +126,26 @@ class Refusal:
 
     @property
     def name(self) -> str:
-        """The codec's."""
+        """The codec's name."""
         return self.codec.name
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A codec that was tried. broken: outside its bound, in words; missed: below the quality."""
+    """Result of a codec on an array."""
 
     codec: Named
-    nbytes: int
-    ratio: float
-    encode_s: float
+    nbytes: int  # of codes
+    ratio: float  # bytes before over bytes after
+    encode_s: float  # seconds
     decode_s: float
     fidelity: Fidelity
-    broken: str | None
-    missed: str | None = None
+    broken: str | None  # how errors are outside the codec's own bound; None if they are not
+    missed: str | None = None  # how they fall short of the quality asked for
 
     @property
     def name(self) -> str:
-        """The codec's."""
+        """The codec's name."""
         return self.codec.name
 
     @property
@@ -148,16 +155,17 @@ class Trial:
 
     @property
     def note(self) -> str | None:
-        """The words behind a verdict that is not "ok"."""
+        """The reason of a verdict that is not "ok", else None."""
         return self.broken or self.missed
 
 
 def run(
     subject: Subject, name: str, settings: Settings, xp: Any, advance: Advance
 ) -> Trial | Refusal:
-    """Encode and decode on the provider of `xp`, timed; compare on the host.
+    """Encode an array by the codec `name` and decode it, timed, and measure the errors.
 
-    On the host this is done part by part; the whole array is on the GPU at once.
+    xp: NumPy, to do so part by part on the CPU, or CuPy, to have the whole array on the GPU at
+    once. advance(n): called after each part of n elements.
     """
     codec, original = CODECS[name], subject.array.reshape(-1)
     if original.dtype not in codec.dtypes:
@@ -175,17 +183,20 @@ def run(
 
 @dataclass
 class _Tally:
-    """The sums over the parts of an array so far."""
+    """Sums over the parts of an array so far."""
 
     codec: Codec
     measurement: Measurement
-    nbytes: int = 0
-    encode_s: float = 0.0
+    nbytes: int = 0  # of codes
+    encode_s: float = 0.0  # seconds
     decode_s: float = 0.0
     violating: Any = None  # the first value outside the bound, decoded
 
     def add(self, original: Any, options: dict[str, object], xp: Any, whole: bool) -> None:
-        """The next part there and back; `whole` where it is the only one."""
+        """Encode and decode the next part (original), a flat NumPy array, in `xp`; add the results.
+
+        options: of the encoder. whole: it is the only part, so times are medians of several runs.
+        """
         x = xp.asarray(original)
         encode = self.codec.encoding(**options)
         decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
@@ -203,7 +214,7 @@ class _Tally:
             self.violating = on_host[first - before]
 
     def trial(self, subject: Subject) -> Trial:
-        """The result of all parts."""
+        """Return the result of all parts of the subject."""
         fidelity = self.measurement.fidelity()
         ratio = subject.array.nbytes / self.nbytes if self.nbytes else 1.0
         first = fidelity.first_violation
@@ -211,7 +222,10 @@ class _Tally:
         return Trial(self.codec, self.nbytes, ratio, self.encode_s, self.decode_s, fidelity, note)
 
     def _note(self, original: Any, first: int, violations: int) -> str:
-        """The first value outside the bound, in words."""
+        """Describe the first value outside the bound, and how many there are.
+
+        original: the whole array. first: row-major index. violations: number of such values.
+        """
         place = tuple(map(int, np.unravel_index(first, original.shape)))
         return (
             f"{violations} of {original.size} values outside the bound "
@@ -223,7 +237,7 @@ class _Tally:
 
 
 def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple[Any, float]:
-    """A result and its seconds: of one call for a part of an array, a median for a whole one."""
+    """Return (operator(x), seconds): of that call, or if x is the whole array a median of more."""
     start = time.perf_counter()
     result = operator(x)
     duration = time.perf_counter() - start
@@ -231,7 +245,7 @@ def measure(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple
 
 
 def seconds(call: Callable[[], Any], xp: Any) -> float:
-    """Seconds of one call: by the host's clock for NumPy, between CUDA events for CuPy."""
+    """Return the median seconds of a call after a warm-up, between CUDA events if xp is CuPy."""
     call()
     if xp is np:
         return _host_seconds(call)
@@ -239,6 +253,7 @@ def seconds(call: Callable[[], Any], xp: Any) -> float:
 
 
 def _host_seconds(call: Callable[[], Any]) -> float:
+    """Return the median seconds of RUNS calls, fewer if they take BUDGET_S, by the host's clock."""
     times: list[float] = []
     while len(times) < RUNS and sum(times) < BUDGET_S:
         start = time.perf_counter()
@@ -248,6 +263,8 @@ def _host_seconds(call: Callable[[], Any]) -> float:
 
 
 def _between_events(call: Callable[[], Any], cupy: Any) -> float:
+    """Return the seconds of a call on the GPU: of LAUNCHES between two events of `cupy`, divided
+    by LAUNCHES."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for _ in range(LAUNCHES):
@@ -261,10 +278,11 @@ def _between_events(call: Callable[[], Any], cupy: Any) -> float:
 
 
 def generate(distribution: str, shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-    """An array of the distribution; the same seed gives the same values.
+    """Return a NumPy array; the same seed gives the same values.
 
-    uniform is over [-1, 1), denormal below the dtype's smallest normal number, special one special
-    value (NaN, infinite, at the edge of a rounding) among fifteen normal ones.
+    distribution: one of DISTRIBUTIONS: normal, relu its positive part, uniform over [-1, 1),
+    denormal below the dtype's smallest normal number, special one special value (NaN, infinite, at
+    the edge of a rounding) among fifteen normal ones.
     """
     rng = np.random.default_rng(seed)
     values = rng.uniform(-1, 1, shape)
@@ -283,20 +301,20 @@ def generate(distribution: str, shape: tuple[int, ...], dtype: Any, seed: int) -
 # ---- all arrays together: the bytes that each codec saved, a recommendation for each array -------
 
 ENOUGH_DB = 30.0  # noise of a thousandth of the signal's power
-RIVALS = 2  # that are named beside the codec recommended
+RIVALS = 2  # codecs that a recommendation compares with, at most
 WORST_FIRST = ("FAIL", "MISSED", "ok")
 
 
 @dataclass(frozen=True)
 class Total:
-    """A codec on all the arrays that it takes."""
+    """Sums of a codec over all arrays that it takes."""
 
     codec: str
-    arrays: int
+    arrays: int  # number of these
     nbytes_before: int
     nbytes_after: int
     lowest_snr_db: float | None  # None for a codec that keeps the sign alone
-    verdict: str  # the worst
+    verdict: str  # the worst of all trials
 
     @property
     def ratio(self) -> float:
@@ -306,16 +324,16 @@ class Total:
 
 @dataclass(frozen=True)
 class OneArray:
-    """An array that was tried."""
+    """An array with its trials."""
 
     name: str
-    size: int
+    size: int  # elements
     nbytes: int
     trials: Sequence[Trial]
     recommendation: Recommendation
 
     def recommended_nbytes(self) -> int:
-        """Return the array's bytes in the recommended codec; its own where none is."""
+        """Return the array's bytes in the recommended codec; its own if none is recommended."""
         chosen = (t.nbytes for t in self.trials if t.name == self.recommendation.codec)
         return next(chosen, self.nbytes)
 
@@ -328,7 +346,7 @@ class Summary:
         self.arrays: list[OneArray] = []
 
     def add(self, subject: Subject, trials: Sequence[Trial]) -> OneArray:
-        """Add an array."""
+        """Add an array and its trials; other libraries' are never recommended."""
         array, own = subject.array, [trial for trial in trials if isinstance(trial.codec, Codec)]
         advice = recommend(own, self.quality)
         added = OneArray(subject.name, array.size, array.nbytes, trials, advice)
@@ -336,12 +354,12 @@ class Summary:
         return added
 
     def codecs(self) -> list[Total]:
-        """The total of each codec, in the order in which they were tried."""
+        """Return the total of each codec, in the order in which they were tried."""
         names = dict.fromkeys(trial.name for array in self.arrays for trial in array.trials)
         return [self._total(name) for name in names]
 
     def recommended_nbytes(self) -> tuple[int, int]:
-        """Bytes before, and after every array's own recommendation."""
+        """Return bytes of all arrays (as they are, each in the codec recommended for it)."""
         arrays = self.arrays
         return sum(a.nbytes for a in arrays), sum(a.recommended_nbytes() for a in arrays)
 
@@ -350,7 +368,7 @@ class Summary:
         return _ratio(*self.recommended_nbytes())
 
     def sign_codec(self) -> Total | None:
-        """The smallest that keeps the sign alone."""
+        """Return the total of the codec of signs with the fewest bytes; None if none saves any."""
         signs = [t for t in self.codecs() if t.codec in SIGN_CODECS and t.ratio > 1]
         return max(signs, key=lambda total: total.ratio, default=None)
 
@@ -359,6 +377,7 @@ class Summary:
         return any(total.verdict != "ok" for total in self.codecs())
 
     def _total(self, name: str) -> Total:
+        """Return the sums of the codec `name`."""
         of_codec = [(a, t) for a in self.arrays for t in a.trials if t.name == name]
         trials = [trial for _, trial in of_codec]
         measured = [t.fidelity for t in trials if is_measured(t.fidelity)]
@@ -381,14 +400,14 @@ def _ratio(before: int, after: int) -> float:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A codec's name, or None where none is worth it."""
+    """A codec's name, or None if none is worth it, and the reason for people."""
 
     codec: str | None
     reason: str
 
 
 def recommend(trials: Sequence[Trial], quality: Quality) -> Recommendation:
-    """The codec that keeps values at this quality in the fewest bytes; of equals the most faithful.
+    """Return the codec that reaches this quality in the fewest bytes; of equals the most faithful.
 
     Codecs of the sign alone are never recommended: no figure says if that is enough.
     """
@@ -407,7 +426,8 @@ def _figures(trial: Trial) -> str:
 
 
 def _why_not(rivals: Sequence[Trial]) -> str:
-    """Codecs that are as small or smaller, the most faithful first."""
+    """Return words with RIVALS of the trials that took no more bytes than the best (`rivals`),
+    most faithful first."""
     if not rivals:
         return "the smallest"
     named = sorted(rivals, key=lambda t: snr_db(t.fidelity), reverse=True)[:RIVALS]
@@ -415,6 +435,7 @@ def _why_not(rivals: Sequence[Trial]) -> str:
 
 
 def _why_none(smaller: Sequence[Trial], quality: Quality) -> str:
+    """Return words about the codec closest to the quality; smaller: trials that save bytes."""
     if not smaller:
         return "nothing tried that keeps values makes it smaller"
     closest = max(smaller, key=lambda t: (snr_db(t.fidelity), t.ratio))

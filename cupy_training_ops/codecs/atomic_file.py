@@ -20,11 +20,11 @@ from ..errors import raise_if_from_handler
 
 _PERMISSIONS = 0o777  # without setuid and setgid
 _DESCRIPTORS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
-_MOST_LINKS = 40  # Linux's limit
-_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_MOST_LINKS = 40  # links followed in a path: Linux's limit
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp")  # names of temporary files
 _ABANDONED = 24 * 60 * 60.0  # seconds since the last write, if no process has the lock
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems without fsync
-_unfinished: set[Path] = set()
+_unfinished: set[Path] = set()  # temporary files of this process
 
 
 @contextlib.contextmanager
@@ -52,9 +52,10 @@ def atomic_write(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_together(files: Mapping[Path, Iterable[Any]], sync: bool = True) -> None:
-    """Write the parts of several files, all of them before the first one is replaced.
+    """Write several files, all of them before any is replaced; the last is replaced first.
 
-    The last is replaced first.
+    files: for each path the parts of its new content, bytes-like objects. sync: fsync each file
+    before it replaces another.
     """
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(atomic_write(path, sync)) for path in files]
@@ -79,7 +80,8 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def _new_file_for(path: Path, sync: bool) -> Iterator[IO[bytes]]:
-    """Yield a new, locked file beside `path`; at the end it is renamed to `path`, or removed."""
+    """Yield a new, locked file beside `path`; at the end rename it to `path`, or on errors remove
+    it."""
     old = _writable_status(path)
     _remove_abandoned(path.parent)
     new = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -116,7 +118,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sync(number: int) -> None:
-    # fsync of a descriptor; file systems without it are fine.
+    """fsync a descriptor; do nothing on file systems without it."""
     try:
         os.fsync(number)
     except OSError as error:
@@ -175,18 +177,23 @@ def _writable_status(path: Path) -> os.stat_result | None:
 
 
 def _remove(path: Path) -> None:
+    """Remove a temporary file of this process, if it exists."""
     with contextlib.suppress(OSError):
         path.unlink()
     _unfinished.discard(path)
 
 
 def _open(path: Path) -> IO[bytes]:
+    """Open a pipe or device for writing; of /dev/fd/N duplicate descriptor N, at its position."""
     number = _descriptor(path)
     return path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return N if a path is /dev/fd/N through links: to open it again would start at byte 0."""
+    """Return N if a path is /dev/fd/N, also through links, else None.
+
+    Opening it again would start at byte 0.
+    """
     folders = {os.path.realpath(folder) for folder in _DESCRIPTORS}
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
@@ -201,9 +208,9 @@ def _descriptor(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def _name_path_in_errors(path: Path) -> Iterator[None]:
-    """Let errors name `path`, not the temporary file.
+    """Let an OSError name `path`, not the temporary file.
 
-    Another file of the folder is named already, by `write_together`.
+    An error that names another file of the same folder, as in `write_together`, is unchanged.
     """
     try:
         yield

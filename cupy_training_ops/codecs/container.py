@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A header and arrays in one file: NumPy's own .npz without pickle, with a format version.
 
-The member `header` is JSON text, every other member is an array.
+The member `header` is JSON text, every other member is an array. In all functions `file` is a path
+or a stream, and `kind` the format that it has, or else is refused.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from .atomic_file import atomic_write
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, refuse_damage, stored_arrays
 from .safetensors_file import is_safetensors
 
-Header = dict[str, Any]
+Header = dict[str, Any]  # JSON object, without format and version
 
 
 class Format(NamedTuple):
     """A kind of file: its name and versions in the header."""
 
-    noun: str
-    version: int
+    noun: str  # such as "optimizer state"
+    version: int  # written to new files
     longest_header: int  # bytes; longer ones are refused
-    oldest: int = 1  # version that can be read
+    oldest: int = 1  # oldest version that can be read
 
     @property
     def name(self) -> str:
@@ -39,12 +40,12 @@ class Format(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open file: its header, with lists for tuples, and its unread arrays."""
+    """An open file: its header, with lists for tuples, and its unread arrays by name."""
 
-    file: object
+    file: object  # path or stream, for messages
     format: Format
     header: Header
-    members: Mapping[str, Stored]
+    members: Mapping[str, Stored]  # with "header"
 
     def member(self, name: str) -> Stored:
         """Return an array by name."""
@@ -58,9 +59,11 @@ def write(
     arrays: Mapping[str, NumpyArray],
     sync: bool = True,
 ) -> None:
-    """Write a file for `load`; header: values of JSON.
+    """Write a .npz file for `load`; a path or a stream.
 
-    A path is replaced atomically, with `sync` also if the machine crashes. Raises OSError.
+    header: a dictionary that JSON can express, to which name and version of `kind` are added.
+    arrays: by the name of their member. A path is replaced atomically, with `sync` also if the
+    machine crashes. Raises OSError.
     """
     text = json.dumps({"format": kind.name, "version": kind.version, **header})
     with _writable(file, kind, sync) as stream:
@@ -97,6 +100,7 @@ def names(file: StrPath | BinaryFile, kind: Format) -> bool:
 def _readable(
     file: StrPath | BinaryFile, kind: Format
 ) -> contextlib.AbstractContextManager[BinaryFile]:
+    """Open a path for reading; a stream is not closed at the end."""
     if isinstance(file, str | os.PathLike):
         return Path(file).open("rb")
     return contextlib.nullcontext(_binary(file, kind, "seek"))
@@ -112,7 +116,7 @@ def _writable(
 
 
 def _binary(file: BinaryFile, kind: Format, method: str) -> BinaryFile:
-    """Return an open file; refuse an object that is none, and a file of text."""
+    """Return an open binary file; refuse a text file, and an object without this method."""
     if isinstance(file, io.TextIOBase) or not hasattr(file, method):
         expected = "a path, or a file opened in binary mode"
         raise ArgumentError(f"{kind.noun}: file: expected {expected}, got {shown(file)}")
@@ -120,13 +124,14 @@ def _binary(file: BinaryFile, kind: Format, method: str) -> BinaryFile:
 
 
 def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str) -> Stored:
+    """Return an array by name; raise ArgumentError if the file has none."""
     if name not in members:
         raise ArgumentError(f"{file}: no {kind.noun}: it has no member {name!r}")
     return members[name]
 
 
 def _parse_header(file: object, kind: Format, member: Stored) -> object:
-    """Return the JSON value of a container's header, which is a NumPy array of one text."""
+    """Return the JSON value in the member `header`, a NumPy array of one text."""
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
         about = f"{cut(str(dtype))} of shape {shape}"
@@ -137,7 +142,7 @@ def _parse_header(file: object, kind: Format, member: Stored) -> object:
 
 
 def checked_header(file: object, kind: Format, header: object) -> Header:
-    """Return the header without format and version; refuse another format or version."""
+    """Remove format and version from a header and return it; refuse others than `kind`'s."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")
     version = header.pop("version", None)

@@ -27,7 +27,7 @@ from .table import CODECS
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# They encode x > 0, not x: their errors are meaningless.
+# Codecs that encode x > 0, not x: their errors are meaningless.
 SIGN_CODECS = tuple(
     name for name, codec in CODECS.items() if "sign" in codec.kinds and "value" not in codec.kinds
 )
@@ -37,25 +37,28 @@ _quiet = np.errstate(all="ignore")
 
 
 class Rounding(NamedTuple):
-    """The bound of a codec that rounds to a small format."""
+    """The bound of a codec that rounds x to a small format: |y - x| <= max(relative |x|, absolute),
+    infinite from `infinite_from` on."""
 
-    relative: float  # of |x|, in the normal range of the format
-    absolute: float  # below it; both agree where it starts
-    infinite_from: float
+    relative: float  # error over |x|, in the normal range of the format
+    absolute: float  # error below that range; both agree where it starts
+    infinite_from: float  # least |x| that rounds to infinity
 
 
+# FP8 without a scale, float16, and 10 bits: fraction bits 2, 10, 4, each with 5 exponent bits.
 E5M2 = Rounding(2.0**-3, 2.0**-17, 61_440.0)
 HALF = Rounding(2.0**-11, 2.0**-25, 65_520.0)
 FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
 
 
 class Scaled(NamedTuple):
-    """The bound of a format with a scale, 2^s, for each block."""
+    """The bound of a format with a scale, 2^s, for each block: |y - x| <= max(relative |x|,
+    absolute 2^s)."""
 
-    relative: float  # of |x|
-    absolute: float  # of 2^s
+    relative: float  # error over |x|
+    absolute: float  # error over 2^s, for small x
     largest: float  # largest x / 2^s that does not overflow
-    beside_infinity: int = 0  # added to s
+    beside_infinity: int = 0  # added to s in a block with an infinity
 
 
 E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, beside_infinity=1)
@@ -66,7 +69,7 @@ E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0))
 class Fidelity:
     """Measured numbers; None if one is undefined, as `zeros_kept` without zeros."""
 
-    max_abs_error: float | None
+    max_abs_error: float | None  # of values that are finite on both sides, as the next three
     rmse: float | None
     cosine: float | None  # of the angle between original and decoded
     snr_db: float | None  # infinite without errors
@@ -75,7 +78,7 @@ class Fidelity:
     overflowed: int  # finite before, infinite after
     lost: int  # finite before, infinite or NaN after; in no error
     dropped: int  # finite, but zeros with a non-finite value in their MSFP15 tile
-    violations: int
+    violations: int  # elements outside the codec's bound
     first_violation: int | None  # row-major index
 
 
@@ -85,7 +88,10 @@ def measure(
     decoded: NDArray[np.generic],
     keep_nonfinite: bool = True,
 ) -> Fidelity:
-    """Compare a decoded array with its original, each of any floating-point dtype."""
+    """Compare a decoded array with its original, each of any floating-point dtype.
+
+    keep_nonfinite: the option of the codecs "msfp15" and "msfp15_signed".
+    """
     measurement = Measurement(codec, keep_nonfinite)
     measurement.add(original, decoded)
     return measurement.fidelity()
@@ -95,14 +101,14 @@ class Norm:
     """A Euclidean norm, accumulated in parts, without overflow or underflow of squares."""
 
     def __init__(self) -> None:
-        self.largest = 0.0
+        self.largest = 0.0  # of the magnitudes so far
         self.squares = 0.0  # the sum of (value / largest)^2
 
     def add(self, sizes: Float64s) -> None:
-        """Add magnitudes."""
+        """Add magnitudes, a flat array of numbers of at least 0."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
-            self.squares *= (self.largest / largest) ** 2
+            self.squares *= (self.largest / largest) ** 2  # relative to the new largest
             if 2.0**-400 < largest < 2.0**400:  # squares neither overflow nor vanish
                 self.squares += float(np.einsum("i,i->", sizes, sizes)) / largest**2
             else:
@@ -123,7 +129,13 @@ class Norm:
 
 
 class Measurement:
-    """A comparison of arrays in parts, all of whole tiles but the last."""
+    """A comparison of arrays in parts: `add` each, then `fidelity()`.
+
+    Every part but the last is of whole tiles, groups of elements that the codec encodes together.
+    codec: its name. keep_nonfinite: the option of the MSFP15 codecs. Other attributes are sums over
+    the parts so far, as fields of Fidelity; besides, size: elements; compared: values that are
+    finite on both sides; signal, decoded, noise: norms of x, y, y - x.
+    """
 
     def __init__(self, codec: str, keep_nonfinite: bool = True) -> None:
         self.codec = codec
@@ -136,7 +148,10 @@ class Measurement:
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
-        """Add the next part, in pieces that fit into the cache."""
+        """Compare the next part of the original with its decoded part, of any dtype; add it up.
+
+        In pieces of PIECE elements, which fit into the cache.
+        """
         x, y = original.reshape(-1), decoded.reshape(-1)
         for start in range(0, x.size, PIECE):
             piece = slice(start, start + PIECE)
@@ -144,6 +159,7 @@ class Measurement:
             self._add(*pair, original.dtype)
 
     def _add(self, x: Float64s, y: Float64s, dtype: Dtype) -> None:
+        """Add originals x and decoded y; dtype: the original one of x."""
         self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite, dtype))
         both = self._add_counts(x, y)
         if self.codec not in SIGN_CODECS:
@@ -151,13 +167,14 @@ class Measurement:
         self.size += x.size
 
     def _add_bound(self, wrong: Mask) -> None:
+        """Count violations, the True in `wrong`, and note the first one of all parts."""
         count = int(np.count_nonzero(wrong))
         if count and self.first_violation is None:
             self.first_violation = self.size + int(np.argmax(wrong))
         self.violations += count
 
     def _add_counts(self, x: Float64s, y: Float64s) -> Mask:
-        """Add the counts of a part; return which values are finite on both sides."""
+        """Add the counts of a part; return a mask: x and y are both finite."""
         zeros, finite = x == 0, np.isfinite(x)
         n_zeros = int(np.count_nonzero(zeros))
         self.zeros += n_zeros
@@ -176,7 +193,7 @@ class Measurement:
         return both
 
     def _add_errors(self, x: Float64s, y: Float64s, both: Mask) -> None:
-        """Add errors and norms of the values that are finite on both sides."""
+        """Add errors and norms of the values for which `both` is True."""
         if not both.all():
             x, y = x[both], y[both]
         error = np.abs(y - x)
@@ -207,9 +224,10 @@ class Measurement:
 def within_bound(
     codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = True, dtype: Dtype = FLOAT64
 ) -> Mask:
-    """Return where the decoded y is within the codec's bound for x, both flat.
+    """Return a mask of elements: the decoded y is within the codec's bound for x, both flat.
 
-    dtype: the original one of x.
+    dtype: the original one of x. keep_nonfinite: the codec's option. The functions below return
+    such masks, too.
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
@@ -231,7 +249,8 @@ def _sign_test(x: Float64s, y: Float64s) -> Mask:
 
 
 def _within_rounding(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
-    """|y - x| <= max(relative * |x|, absolute); y = sign(x) infinity if |x| >= infinite_from."""
+    """Return where |y - x| <= max(relative * |x|, absolute), or y = sign(x) infinity for
+    |x| >= infinite_from, or both are NaN."""
     size = np.abs(x)
     allowed = np.maximum(rounding.relative * size, rounding.absolute)
     right: Mask = np.abs(y - x) <= allowed
@@ -249,16 +268,17 @@ def _is_same(x: Float64s, y: Float64s) -> Mask:
 
 
 def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
-    """Return where y is within the rounding of x / scale to the format.
+    """Return where |y - x| <= max(relative * |x|, absolute * 2^s), s shared by BLOCK numbers.
 
-    scale: the smallest power of two with which the block's largest finite number fits. largest: of
-    the decoded type, beyond which a number may be rounded up to infinity.
+    s: the least integer with largest finite |x| of the block / 2^s <= bound.largest. largest: of
+    the decoded type, beyond which a number may be rounded to infinity.
     """
     size, finite = np.abs(x), np.isfinite(x)
     blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
     fraction, exponent = np.frexp(blocks.max(axis=1, initial=0))
     of_bound, least = np.frexp(bound.largest)
     scale = np.where(fraction == 0, 0, exponent - least + (fraction > of_bound))
+    # `scale` is s, an exponent: fraction * 2^exponent / 2^s <= of_bound * 2^least.
     scale += bound.beside_infinity * np.pad(np.isinf(x), (0, -x.size % BLOCK)).reshape(
         -1, BLOCK
     ).any(1)
@@ -271,8 +291,9 @@ def _within_scale(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Ma
 def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) -> Mask:
     """Return where |y - x| <= 0.51 * scale, but for the rounding of y to its type.
 
-    scale: the block's largest |x| / 127, or / 126 beside infinity and NaN, as bfloat16. signed: y
-    has the sign of x, so it may be off by a whole scale where |x| < scale / 2.
+    scale: largest |x| of a block of INT8_BLOCK numbers / 127, or / 126 beside infinity and NaN, as
+    bfloat16. signed: y has the sign of x, so it may be off by a whole scale where |x| < scale / 2.
+    of_type: finfo of the decoded type.
     """
     blocks = np.pad(np.abs(x), (0, -x.size % INT8_BLOCK)).reshape(-1, INT8_BLOCK).astype(FLOAT32)
     finite = np.isfinite(blocks)
@@ -292,7 +313,7 @@ def _integers(x: Float64s, y: Float64s, signed: bool, of_type: ml_dtypes.finfo) 
 def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     """Return where y = 0 for x = +0, and within MSFP15's bound for boxes of the other numbers.
 
-    tile: numbers, +0 included, after which a new box begins.
+    Boxes are of 8 numbers other than +0. tile: numbers, +0 included, after which a new box begins.
     """
     right: Mask = y == 0
     for start in range(0, x.size, tile):
@@ -301,6 +322,7 @@ def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
     return right
 
 
+# By codec, from (x, y) to the mask of elements within the bound; others: see within_bound.
 _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "binarize": _sign_test,
     "pack1": _sign_test,
@@ -312,7 +334,7 @@ _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "sparse_fp10": lambda x, y: _within_rounding(x, y, FP10) | _is_same(x, y),
     "index4": _is_same,
 }
-_INTEGERS = {"int8": False, "int8_signed": True}  # with their signs
+_INTEGERS = {"int8": False, "int8_signed": True}  # `signed` of _integers
 _SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 
@@ -320,7 +342,8 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """Return where |y - x| <= step / 2, or a step where MSFP15's mantissa saturates at 63.
 
     step = 2^(e - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). |x| < 2^-126 may
-    be 0. Of a tile that is lost all become 0, unless keep_nonfinite.
+    be 0. A tile with a number beyond 2^128 or NaN is lost: all of it becomes 0, but with
+    keep_nonfinite `_beside_nonfinite` holds for it.
     """
     size = np.abs(x)
     largest = _largest_of_tile(size)
@@ -337,7 +360,8 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _beside_nonfinite(x: Float64s, y: Float64s, bits: int) -> Mask:
-    """Return where y is x, infinity or NaN, or |y - x| <= 2^(e - bits), 2^(e - 3) near 2^(e + 1).
+    """Return where |y - x| <= 2^(e - bits), or 2^(e - 3) near 2^(e + 1); |x| >= 2^128 or NaN: where
+    y is infinity with x's sign, or NaN.
 
     e: the exponent of the tile's largest number that float32 holds, -127 at least.
     """
@@ -356,7 +380,8 @@ def _is_kept(x: Float64s, y: Float64s) -> Mask:
 def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     """Return where |y - x| <= step, and y has the sign of x: MSFP15 with signs.
 
-    step = 2^(max(e, -127) - 5), with e and lost tiles as in `_shared_exponent`.
+    step = 2^(max(e, -127) - 5) for a tile of eight whose largest |x| is in [2^e, 2^(e + 1)). A tile
+    with a number beyond 2^128 or NaN is lost: 0, but with keep_nonfinite `_beside_nonfinite` holds.
     """
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
@@ -371,7 +396,10 @@ def _within_signed_tile(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _largest_of_tile(size: Float64s) -> Float64s:
-    """Return the maximum of each tile of 8; halving is faster than `max` along a short axis."""
+    """Return the maximum of each tile of 8 of `size`, flat magnitudes; zeros fill up the last.
+
+    Three halvings are faster than `max` along a short axis.
+    """
     missing = -size.size % TILE
     largest = np.pad(size, (0, missing)) if missing else size
     for _ in range(3):
@@ -380,7 +408,7 @@ def _largest_of_tile(size: Float64s) -> Float64s:
 
 
 def _is_lost(largest: Float64s) -> Mask:
-    """Return tiles without a shared exponent: those with a value not below 2^128."""
+    """Return a mask of tiles without a shared exponent: their largest is not below 2^128."""
     below: Mask = largest < 2.0**128
     return ~below
 
@@ -399,15 +427,20 @@ def _larger(before: float | None, values: Float64s) -> float | None:
 
 
 def _snr_db(signal: float, noise: float) -> float | None:
+    """Return the signal-to-noise ratio of two norms in decibels; None without a signal."""
     if not signal:
         return None
     return 20 * math.log10(signal / noise) if noise else math.inf
 
 
 def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
-    """Cosine by the law of cosines: the three are the sides of a triangle."""
+    """Return the cosine of the angle between original and decoded, None if one of them is 0.
+
+    By the law of cosines from the norms of original (signal), decoded and their difference (noise),
+    the sides of a triangle.
+    """
     if not signal.largest or not decoded.largest:
         return None
-    side, opposite = decoded.over(signal), noise.over(signal)
+    side, opposite = decoded.over(signal), noise.over(signal)  # |y| / |x|, |y - x| / |x|
     cosine = (1 + side * side - opposite * opposite) / (2 * side) if side else math.nan
     return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None

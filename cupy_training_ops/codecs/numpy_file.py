@@ -27,9 +27,11 @@ from ..errors import ArgumentError, OpError, cut, raise_if_from_handler
 
 NumpyArray = NDArray[np.generic]
 StrPath = str | os.PathLike[str]
-_NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")  # the last one of an empty archive
+# First bytes of a .npy file, and of a .npz, a zip archive; the last one of an empty archive.
+_NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
 MAGIC = (_NPY, *_NPZ)
-_BY_DAMAGE = (None, errno.EINVAL)  # bz2's errors, and a seek before the start of the file
+# errno of an OSError that means damage: bz2's errors, and a seek before the start of the file.
+_BY_DAMAGE = (None, errno.EINVAL)
 
 
 class BinaryFile(Protocol):
@@ -48,7 +50,7 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
-    order: Literal["C", "F"]
+    order: Literal["C", "F"]  # row-major or column-major
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Stored:
     """An array in a file, read lazily."""
 
     name: str  # in messages
-    open: Callable[[], AbstractContextManager[BinaryFile]]
-    end: int  # position after its bytes
+    open: Callable[[], AbstractContextManager[BinaryFile]]  # a stream at the array's header
+    end: int  # position of the stream behind its last byte
     is_in_archive: bool  # a member of a .npz, compressed or not, with a checksum
 
     def is_array(self) -> bool:
@@ -66,7 +68,7 @@ class Stored:
             return stream.read(len(_NPY)) == _NPY
 
     def header(self) -> Header:
-        """Return shape, dtype and order; refuse a file with fewer bytes than they need."""
+        """Read shape, dtype and order; refuse a file with fewer bytes than they need."""
         if not self.is_array():
             raise ArgumentError(f"{self.name} is no array")
         with refuse_damage(self.name), self.open() as stream:
@@ -122,7 +124,7 @@ def stored_arrays(
 
 
 def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: Dtype) -> None:
-    """Write the header of a .npy file, whose elements follow in row-major order."""
+    """Write the header of a .npy file; the caller writes the elements in row-major order."""
     about = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
     npy.write_array_header_1_0(stream, about)
 
@@ -131,7 +133,7 @@ def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: Dtype) -> No
 def refuse_damage(name: str) -> Iterator[None]:
     """Convert errors of parsers, which may be of any type, to ArgumentError.
 
-    MemoryError and errors of the operating system are raised as they are.
+    MemoryError and errors of the operating system are raised as they are. name: the file or array.
     """
     try:
         yield
@@ -159,12 +161,13 @@ def _array(stream: BinaryFile, name: str) -> Stored:
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
+    """Return the array of a member of the .npz file `name`, unread."""
     label = f"{name}: member {cut(member.filename.removesuffix('.npy'))}"
     return Stored(label, lambda: archive.open(member), member.file_size, is_in_archive=True)
 
 
 def _header(stream: BinaryFile) -> Header:
-    """Read a header; version 3 differs from 2 only in the encoding of field names."""
+    """Read a header of version 1, 2 or 3, which is read as 2: field names alone differ."""
     first = npy.read_magic(stream) == (1, 0)
     parse = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
     shape, fortran_order, dtype = parse(stream)
@@ -176,7 +179,7 @@ def _nbytes(header: Header) -> int:
 
 
 def _map(stream: Any, header: Header) -> NumpyArray | None:
-    """Map the file from here on; None if it cannot be mapped."""
+    """Map an array whose bytes begin at the stream's position; None if it cannot be mapped."""
     try:
         return np.memmap(stream, header.dtype, "r", stream.tell(), header.shape, header.order)
     except (AttributeError, OSError):
@@ -184,6 +187,7 @@ def _map(stream: Any, header: Header) -> NumpyArray | None:
 
 
 def _check_size(header: Header, available: int) -> None:
+    """Raise ValueError if the array needs more bytes than are available behind its header."""
     nbytes = _nbytes(header)
     if header.dtype.hasobject:  # a pickle, of any size
         return

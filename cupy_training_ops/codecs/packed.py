@@ -43,6 +43,7 @@ class Packed(Summary, Generic[ArrayT]):
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Check that all fits; make `code` a NumPy or CuPy array, unless it is a PyTorch tensor."""
         code: Array = arguments.adopt("Packed", "code", self.code)
         if code is None:
             refuse("Packed", "code", "a NumPy or CuPy array", "None")
@@ -51,7 +52,7 @@ class Packed(Summary, Generic[ArrayT]):
             object.__setattr__(self, "code", code)  # frozen dataclass
 
     def _facts(self) -> dict[str, object]:
-        """The size of the code in place of the code."""
+        """Return what `repr` shows: the fields, with the code's size in place of the code."""
         shown = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
         return {**shown, "nbytes": self.nbytes}
 
@@ -97,8 +98,9 @@ class Packed(Summary, Generic[ArrayT]):
     def trimmed(self, nbytes: int | None = None) -> Packed[ArrayT]:
         """Return this array with its codes cut to their length, for sparse codecs on a GPU.
 
-        nbytes: that length; None reads it from the codes, and waits for a GPU. A wrong length is
-        refused, but on a GPU, where nothing is read, only an impossible one. Raises ArgumentError.
+        nbytes: that length in bytes; None reads it from the codes, and waits for a GPU. A wrong
+        length is refused, but on a GPU, where nothing is read, only an impossible one. Raises
+        ArgumentError.
         """
         checked = None if nbytes is None else self._checked_length(nbytes)
         if not get_codec(self.codec).leaves_room:
@@ -145,12 +147,13 @@ class Packed(Summary, Generic[ArrayT]):
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _length(self) -> int:
-        """Return the length of the codes; waits for a GPU."""
+        """Return the length of the codes in bytes; waits for a GPU."""
         codec = get_codec(self.codec)
         return codec.length(_to_host(self.code[:8])) if codec.leaves_room else self.nbytes
 
     def _checked_length(self, nbytes: object) -> int:
-        """Convert the argument of `trimmed`; refuse one that is not the codes' length."""
+        """Return nbytes, the argument of `trimmed`, as an int; refuse another than the codes'
+        length."""
         try:
             length = integer(nbytes)
         except ArgumentError as error:
@@ -192,14 +195,17 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
 
 def refuse_flaw(file: str, decoder: Decoder, code: HostArray) -> None:
-    """Refuse codes that no encoder makes."""
+    """Raise ArgumentError for codes that no encoder makes, as their decoder finds.
+
+    file: the name of their file, for the message.
+    """
     flaw = decoder.flaw(code)
     if flaw:
         raise ArgumentError(f"{file}: damaged packed array: {flaw}")
 
 
 def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
-    """Return dtype and shape of an array, and whether it is NumPy's."""
+    """Return (dtype, shape, True if it is a NumPy array); op: an operator's name, for errors."""
     try:
         _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
     except KeyError as error:
@@ -213,11 +219,15 @@ compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *des
 
 
 def _decoder(codec: str, dtype: str, shape: tuple[int, ...], options: dict[str, object]) -> Decoder:
+    """Return the operator that decodes such a Packed; equal ones are the same object."""
     return get_codec(codec).decoder.shared(to=dtype, shape=shape, **options)
 
 
 def _read_header(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
-    """Return codec, dtype, shape and options of a file; refuse codes that do not fit them."""
+    """Return (codec, dtype, shape, options) of a file's header; refuse codes that do not fit them.
+
+    code: the file's array of codes, of which shape and dtype are read.
+    """
     try:
         shape = tuple(header["shape"])
         about = (header["codec"], header["dtype"], shape, header["options"])
@@ -229,7 +239,11 @@ def _read_header(file: object, header: container.Header, code: Stored) -> tuple[
 
 
 def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Header) -> None:
-    """Refuse values that a file cannot store, bad options, and codes that do not fit."""
+    """Refuse values that a file cannot store, bad options, and codes that do not fit.
+
+    codec, dtype, shape, options: fields of a Packed. code: of it, or its header in a file, shape
+    and dtype are read.
+    """
     plain = {"codec": (codec, str), "dtype": (dtype, str), "shape": (shape, tuple)}
     for name, (value, kind) in (plain | {"options": (options, dict)}).items():
         if not isinstance(value, kind):
@@ -269,7 +283,7 @@ def _from_host(array: NumpyArray) -> Array:
 # ---- in parts: with little memory, and progress after each -------------------------
 
 # elements | 0 ............ | ............ n |
-# codes    | 0 .... |  ....  |    whole tiles: no code is of two parts
+# codes    | 0 .... |  ....  |    whole tiles: groups of elements that are encoded together
 
 PART = 1 << 22  # elements
 Advance = Callable[[int], None]  # called with the number of elements of each part
@@ -283,8 +297,10 @@ class Part(NamedTuple):
 
 
 def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
-    """Yield the parts of n elements; one if n is 0 or with `whole`."""
+    """Yield the parts of n elements and of their codes by `codec`, each of about PART elements; one
+    if n is 0 or with `whole`."""
     tiles = codec.encoder.tiles or {}
+    # A tile is `element` elements of the array and `code` elements of the codes.
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
     most = max(n, 1) if whole else max(PART // element, 1) * element
     for start in range(0, max(n, 1), most):
@@ -297,7 +313,10 @@ def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
 def encode_in_parts(
     x: HostArray, name: str, options: dict[str, object], advance: Advance
 ) -> Packed:
-    """Encode as `compress` does, part by part; raises what it does."""
+    """Encode x, which is C-contiguous, as compress(x, name, **options) does, but part by part.
+
+    advance(n) is called after each part of n elements.
+    """
     codec = get_codec(name)
     options = {**codec.defaults, **options}
     if codec.leaves_room:  # a part's position in the codes depends on earlier values
@@ -316,7 +335,10 @@ def encode_in_parts(
 
 
 def decode_in_parts(packed: Packed, advance: Advance) -> Iterator[HostArray]:
-    """Yield the decoded elements in row-major order, in parts; calls `advance` after each."""
+    """Yield the decoded elements of `packed` in row-major order, in flat parts.
+
+    advance(n) is called after each part of n elements.
+    """
     codec, n = get_codec(packed.codec), math.prod(packed.shape)
     if codec.leaves_room:
         yield packed.decompress().reshape(-1)

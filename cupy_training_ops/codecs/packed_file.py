@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A whole file of arrays, packed: codes of some, the others as they are, names and metadata.
+"""A file of several arrays: codes of some, the others uncoded, names and metadata.
 
 One description in JSON, in two kinds of files. In `.npz` it is the member `header`, and arrays are
 members called by their numbers; in `.safetensors` it is the text `cupy-training-ops` of
@@ -23,7 +23,7 @@ from .numpy_file import BinaryFile, NumpyArray
 from .packed import Packed, refuse_flaw
 
 FORMAT = container.Format("packed file", version=1, longest_header=1 << 28)
-KEY = "cupy-training-ops"  # of the description among a file's texts
+KEY = "cupy-training-ops"  # name of the description in `__metadata__`
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Kept:
 
     @classmethod
     def of_array(cls, array: NumpyArray) -> Kept:
-        """Keep an array; a type that `.safetensors` lacks has an empty name."""
+        """Store an array; `type` is "" for a dtype that `.safetensors` lacks."""
         try:
             name = safetensors_file.type_name(array.dtype)
         except ArgumentError:
@@ -50,7 +50,7 @@ class Kept:
 
     @classmethod
     def of_tensor(cls, tensor: safetensors_file.Tensor) -> Kept:
-        """Keep a tensor, whatever its type is."""
+        """Store a tensor of any type."""
         dtype = tensor.header().dtype if tensor.is_array() else None
         return cls(tensor.type, dtype, tensor.shape, tensor.content)
 
@@ -61,11 +61,11 @@ class Kept:
 
     @property
     def original_nbytes(self) -> int:
-        """Bytes of the array, which is not coded."""
+        """Bytes of the array, the same as it is not coded."""
         return self.nbytes
 
     def array(self) -> NumpyArray:
-        """Return its values; the bytes of a type that NumPy lacks."""
+        """Return its values; flat bytes for a type that NumPy lacks."""
         if self.dtype is None:
             return self.content
         return self.content.view(self.dtype).reshape(self.shape)
@@ -82,7 +82,7 @@ class PackedFile(NamedTuple):
 
 
 def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write a `.npz` file."""
+    """Write the whole, arrays and texts, as a `.npz` file with a description, member `header`."""
     arrays = {
         str(i): np.asarray(item.code) if isinstance(item, Packed) else _storable(item)
         for i, item in enumerate(whole.items.values())
@@ -93,7 +93,10 @@ def write_npz(stream: BinaryFile, whole: PackedFile) -> None:
 
 
 def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
-    """Write a `.safetensors` file; raises ArgumentError for a type that it lacks."""
+    """Write the whole, arrays and texts, as a `.safetensors` file, a description among its texts.
+
+    Raises ArgumentError for a type that such files lack.
+    """
     entries = []
     for name, item in whole.items.items():
         if isinstance(item, Packed):
@@ -110,7 +113,7 @@ def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
 
 
 def stored_type(name: str, item: Kept) -> str:
-    """Return the name of its type in `.safetensors`, which may have none."""
+    """Return the type's name in `.safetensors`; raise ArgumentError, naming the array, for none."""
     if not item.type:
         raise ArgumentError(f"{name}: .safetensors has no type {item.dtype}; .npz has it")
     return item.type
@@ -130,7 +133,7 @@ def from_npz(file: Any) -> PackedFile:
 
 
 def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFile:
-    """Read what `write_safetensors` wrote, of an open file."""
+    """Read what `write_safetensors` wrote, from an opened file; file: its name, for messages."""
     texts = dict(opened.metadata)
     with _naming_damage(file):
         header = container.checked_header(file, FORMAT, json.loads(texts.pop(KEY)))
@@ -152,7 +155,7 @@ def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFil
 
 @contextlib.contextmanager
 def _naming_damage(file: object) -> Iterator[None]:
-    """Convert what a wrong description raises to an ArgumentError that names the file."""
+    """Convert errors that a wrong description causes to an ArgumentError that names the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -161,6 +164,7 @@ def _naming_damage(file: object) -> Iterator[None]:
 
 
 def _about(item: Item) -> dict[str, Any]:
+    """Return the JSON description of an item, from which and its array it is read again."""
     if isinstance(item, Packed):
         return {name: getattr(item, name) for name in ("codec", "dtype", "shape", "options")}
     about = {"type": item.type, "shape": item.shape}
@@ -168,6 +172,7 @@ def _about(item: Item) -> dict[str, Any]:
 
 
 def _packed(file: object, about: Mapping[str, Any], code: NumpyArray) -> Packed:
+    """Return the Packed of its description and codes; refuse codes that no encoder makes."""
     options = dict(about["options"])
     packed = Packed(about["codec"], about["dtype"], tuple(about["shape"]), code, options)
     refuse_flaw(f"{file}: {cut(about['name'])}", packed.decoder(), code)
@@ -175,15 +180,17 @@ def _packed(file: object, about: Mapping[str, Any], code: NumpyArray) -> Packed:
 
 
 def _is_raw(item: Kept) -> bool:
-    """Return True for types that NumPy's files have no name for: `.npz` holds their bytes."""
+    """Return True for types that NumPy's files lack, such as bfloat16: `.npz` holds their bytes."""
     return item.dtype is None or item.dtype in safetensors_file.NOT_NUMPYS.values()
 
 
 def _storable(item: Kept) -> NumpyArray:
+    """Return the array of `.npz`: the values, or the bytes if `_is_raw`."""
     return item.content if _is_raw(item) else item.array()
 
 
 def _kept(about: Mapping[str, Any], array: NumpyArray) -> Kept:
+    """Return the uncoded item of its description `about` and its array in a `.npz`."""
     if not about.get("raw"):
         return Kept.of_array(array)
     dtype = safetensors_file.NOT_NUMPYS.get(about["type"])
@@ -193,10 +200,12 @@ def _kept(about: Mapping[str, Any], array: NumpyArray) -> Kept:
 
 
 def _flat(array: NumpyArray) -> HostArray:
+    """Return the bytes of an array, a flat uint8 array."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _texts(metadata: Any) -> dict[str, str]:
+    """Return metadata as a dictionary; raise TypeError if a value is no text."""
     if not all(isinstance(text, str) for text in metadata.values()):
         raise TypeError("its metadata holds other than texts")
     return dict(metadata)

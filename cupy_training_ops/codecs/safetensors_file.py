@@ -21,9 +21,9 @@ from ..errors import ArgumentError, cut
 from .numpy_file import MAGIC, BinaryFile, Header, NumpyArray
 
 _START = 8  # bytes with the length of the header
-_LONGEST_HEADER = 100_000_000
+_LONGEST_HEADER = 100_000_000  # bytes
 _METADATA = "__metadata__"
-# Types of 8 bits, whose values no codec takes.
+# Floating-point types of 8 bits by their names in these files; no codec encodes them.
 FP8: dict[str, Dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
@@ -31,7 +31,7 @@ FP8: dict[str, Dtype] = {
     "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
-_DTYPES: dict[str, Dtype] = {
+_DTYPES: dict[str, Dtype] = {  # by name: I8, U8, ..., F64, and those below
     "BOOL": np.dtype(np.bool_),
     "BF16": BFLOAT16,
     "C64": np.dtype(np.complex64),
@@ -55,13 +55,13 @@ class Tensor:
         return self.type in _DTYPES
 
     def header(self) -> Header:
-        """Return shape and type."""
+        """Return shape, dtype and order; refuse a type that NumPy lacks."""
         if not self.is_array():
             raise ArgumentError(f"{self.label}: NumPy has no type {self.type}")
         return Header(self.shape, _DTYPES[self.type], "C")
 
     def map(self) -> NumpyArray:
-        """Return its values, read where they are used."""
+        """Return its values as a view of the mapped file; a copy if they are not aligned."""
         dtype = self.header().dtype
         values = self.content
         if values.ctypes.data % dtype.itemsize:  # operators take aligned arrays
@@ -70,7 +70,7 @@ class Tensor:
 
 
 class Opened(NamedTuple):
-    """The tensors of a file by name, and its texts."""
+    """The tensors of a file by name, and the texts of its `__metadata__`."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
@@ -87,7 +87,7 @@ class Entry(NamedTuple):
 
 
 def type_name(dtype: Dtype) -> str:
-    """Return the name of a type in these files."""
+    """Return the name of a dtype in these files; raise ArgumentError if they have none."""
     name = _TYPES.get(dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype)
     if name is None:
         raise ArgumentError(f".safetensors has no type {cut(str(dtype))}; .npz has it")
@@ -103,7 +103,10 @@ def is_safetensors(stream: BinaryFile) -> bool:
 
 
 def tensors(path: str | None, stream: BinaryFile, name: object) -> Opened:
-    """Return the unread tensors of a file, mapped; of a stream without a path they are read."""
+    """Return the tensors of a file, mapped from path, or read from the stream if path is None.
+
+    stream: open at the file's start. name: for messages.
+    """
     try:
         length = int.from_bytes(stream.read(_START), "little")
         if length > _LONGEST_HEADER:
@@ -120,7 +123,8 @@ def tensors(path: str | None, stream: BinaryFile, name: object) -> Opened:
 
 
 def save(stream: BinaryFile, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
-    """Write tensors, those of wide elements first, so that each is aligned."""
+    """Write tensors (entries) and texts (metadata); those of wide elements first, as that aligns
+    each."""
     ordered = sorted(entries, key=lambda entry: -_alignment(entry))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
@@ -129,7 +133,7 @@ def save(stream: BinaryFile, entries: Iterable[Entry], metadata: Mapping[str, st
         header[entry.name] = {"dtype": entry.type, "shape": entry.shape, "data_offsets": offsets}
         end += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that tensors begin at a multiple of 8 bytes
     stream.write(len(text).to_bytes(_START, "little") + text)
     for entry in ordered:
         for part in entry.parts:
@@ -137,11 +141,13 @@ def save(stream: BinaryFile, entries: Iterable[Entry], metadata: Mapping[str, st
 
 
 def _alignment(entry: Entry) -> int:
+    """Return the bytes of an element; 1 for a type that NumPy lacks."""
     dtype = _DTYPES.get(entry.type)
     return 1 if dtype is None else dtype.itemsize
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dictionary; raise ValueError if a name is there twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("two members of one name")
@@ -149,7 +155,11 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _opened(header: Any, content: HostArray, name: object) -> Opened:
-    """Check a header against the bytes behind it."""
+    """Return tensors as views of the bytes behind the header; raise ValueError if they do not fit.
+
+    header: JSON value, {name: {"dtype", "shape", "data_offsets": [first, last]}, ...}. content:
+    uint8, all bytes of tensors, in which they have to lie without gaps.
+    """
     metadata = header.pop(_METADATA, {})
     if not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError(f"{_METADATA} holds other than texts")

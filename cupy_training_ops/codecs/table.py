@@ -22,9 +22,10 @@ Kind = Literal["sign", "mask", "index", "value"]
 class Codec:
     """A codec: its two operators and its error.
 
-    kinds: what of an array can be decoded: the `sign` test x > 0, a `mask` of bools, an `index`, or
-    the `value` within the bound. lossless: decoding is exact for these kinds. fixed: options of the
-    encoder that the codec's name implies. defaults: options that differ from the encoder's.
+    formula, bound: texts for help. kinds: what of an array can be decoded: the `sign` test x > 0, a
+    `mask` of bools, an `index`, or the `value` within the bound. lossless: decoding is exact for
+    these kinds. fixed: options of the encoder that the codec's name implies. defaults: values of
+    options where they differ from the encoder's own.
     """
 
     name: str
@@ -55,13 +56,16 @@ class Codec:
         return issubclass(self.encoder, gist_sparse.SparseEncoder)
 
     def length(self, code: HostArray) -> int:
-        """Return the length of codes, if `leaves_room`, from their first bytes."""
+        """Return the length of codes in bytes, if `leaves_room`: an int64 at their beginning."""
         return int(code[:8].view(np.int64)[0]) if code.size else 0
 
     def decoder_options(
         self, values: Mapping[str, object], names: Iterable[str]
     ) -> dict[str, object]:
-        """Return those of an encoder's options that its decoder has, too."""
+        """Return {name: value} of the options in `names` that the decoder has, too.
+
+        values: all attributes of the encoder.
+        """
         known = {attribute.name for attribute in self.decoder.attributes}
         return {name: values[name] for name in names if name in known}
 
@@ -220,7 +224,7 @@ CODECS = {
 
 
 def get_codec(name: str) -> Codec:
-    """Return a codec by name; the error lists all names."""
+    """Return a codec by name; the ArgumentError for another lists all names."""
     codec = CODECS.get(name)
     if codec is None:
         raise ArgumentError(f"no codec {shown(name)}; known: {', '.join(CODECS)}")

@@ -16,50 +16,50 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
 class Other(NamedTuple):
-    """The declared name that another one stands for; `is_old` if that is on its way out."""
+    """The declared name that another one stands for."""
 
     name: str
-    is_old: bool
+    is_old: bool  # the other is of an earlier release, and deprecated
 
 
-Others = Mapping[str, Other]
+Others = Mapping[str, Other]  # by the other name
 
 
 class Declares:
     """Class variables by which an operator declares itself; attributes are in its body, too."""
 
-    domain: ClassVar[str] = "com.microsoft"
-    since: ClassVar[int] = 1
-    until: ClassVar[int | None] = None
+    domain: ClassVar[str] = "com.microsoft"  # of ONNX
+    since: ClassVar[int] = 1  # first opset version with this form of the operator
+    until: ClassVar[int | None] = None  # the last one; None: newest
     inputs: ClassVar[tuple[Input, ...]] = ()
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]] = ()
-    types: ClassVar[Types] = {}
-    tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
+    types: ClassVar[Types] = {}  # dtypes of each type variable
+    tiles: ClassVar[Tiles] = None  # elements by array that the NumPy function computes apart
     lies_as: ClassVar[LiesAs] = LiesAs()  # arrays that may have their channels last in memory
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
-    no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
-    needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
-    runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
-    takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
-    takes_tensors: ClassVar[bool] = True  # as they are; else as arrays of CuPy's over their memory
-    detaches: ClassVar[bool] = False  # takes as data what requires gradients
-    runs_empty: ClassVar[bool] = False  # also where no output has an element: others wait for it
+    no_out: ClassVar[str] = ""  # for messages, why there is no `out=`; "": there is
+    needs: ClassVar[str] = ""  # for help, what else a call needs: "a Recv on the other rank"
+    runs_functions: ClassVar[bool] = False  # calls functions of the caller's
+    takes_keywords: ClassVar[bool] = False  # undeclared ones, beside the attributes
+    takes_tensors: ClassVar[bool] = True  # of PyTorch as they are; False: as CuPy arrays
+    detaches: ClassVar[bool] = False  # takes tensors that require gradients as plain data
+    runs_empty: ClassVar[bool] = False  # also if no output has an element, as other processes wait
     provider: ClassVar[str] = (  # what runs a call, for help
         "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
     )
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    name: ClassVar[str]  # the class's own, unless a version of an operator says another
-    family: ClassVar[str]
-    function_name: ClassVar[str]
+    name: ClassVar[str]  # of the operator: the class's, if its body states none
+    family: ClassVar[str]  # the folder or module of the class
+    function_name: ClassVar[str]  # the name in snake case
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Declaration:
-    """An operator class's declaration as one object: what it wrote, and what follows.
+    """An operator class's declaration as one object; fields are as of `Declares`.
 
-    `other_inputs` and the like are upstream's names, and those of releases before.
+    `other_inputs` and the like map ONNX Runtime's names, and those of earlier releases, to ours.
     """
 
     class_name: str
@@ -104,7 +104,7 @@ class Declaration:
 
     @classmethod
     def of(cls, op: type[Declares]) -> Declaration:
-        """The declaration of a class; removes the attributes from the class."""
+        """Return the declaration of a class; the attributes in its body are removed from it."""
         name = vars(op).get("name", op.__name__)
         derived: dict[str, Any] = {
             "class_name": op.__name__,
@@ -120,9 +120,10 @@ class Declaration:
 
 
 def home(module: str) -> tuple[str, str]:
-    """The family of a class's module, and the module of its NumPy functions.
+    """Return (name of the family, module of its NumPy functions) for the module of a class.
 
-    A family is a folder with `operators.py` and `reference.py`, or one module with both.
+    "p.gist.operators" -> ("gist", "p.gist.reference"); "p.mine", one module with both, ->
+    ("mine", "p.mine").
     """
     package, _, name = module.rpartition(".")
     if name != "operators":
@@ -131,15 +132,16 @@ def home(module: str) -> tuple[str, str]:
 
 
 def snake_case(name: str) -> str:
-    """GatherNDGrad is gather_nd_grad; BiasGeluGrad_dX is bias_gelu_grad_dx."""
+    """Return a name in snake case: GatherNDGrad -> gather_nd_grad, BiasGeluGrad_dX ->
+    bias_gelu_grad_dx."""
     return _WORD.sub("_", name).lower()
 
 
 def _take_attributes(op: type) -> tuple[Attribute, ...]:
-    """The attributes of a class: those of its bases, then those in its body, in their order.
+    """Remove attributes from the class `op`; return its bases', then its own, in their order.
 
-    One that the body states again stands where the body has it. They are taken off the class: what
-    an instance has under the name is a value, which no attribute of the class is to slow down.
+    One that the body states again is among its own. An instance has a value under the name, whose
+    look-up an attribute of the class would slow down.
     """
     own = {n: replace(item, name=n) for n, item in vars(op).items() if isinstance(item, Attribute)}
     for name in own:
@@ -152,7 +154,7 @@ def _take_attributes(op: type) -> tuple[Attribute, ...]:
 
 
 def _others(declared: Iterable[Input | Output | Attribute]) -> Others:
-    """Other names of declared items: upstream's, and those of earlier releases."""
+    """Return declared names by other names: ONNX Runtime's, and those of earlier releases."""
     others: dict[str, Other] = {}
     for item in declared:
         others |= {name: Other(item.name, True) for name in item.formerly}

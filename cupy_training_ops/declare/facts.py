@@ -19,16 +19,16 @@ from ..errors import CompileError
 
 
 class Slot(int):
-    """A number that some kernels are compiled with otherwise; this one is the default."""
+    """The default of a number that each compilation of a kernel may define: -DCTO_WORDS=2."""
 
 
 class TypeSlot(str):
-    """A type in C that kernels are compiled for; this one is the default."""
+    """The default of a C type that each compilation of a kernel may define: -DCTO_T=__half."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """A template parameter of a struct, `int <name>`, plus `more`."""
+    """An extent of a field: the template parameter `int <name>` of its struct, plus `more`."""
 
     name: str
     more: int = 0
@@ -42,7 +42,10 @@ class Count:
 
 @dataclass(frozen=True)
 class CType:
-    """A type, or an array of it; without a dtype it is a struct's template parameter."""
+    """The type of a struct's field, or an array of it: i32[2] is int[2].
+
+    dtype: None for the type that is the struct's template parameter.
+    """
 
     name: str  # in C
     dtype: Dtype | None = None
@@ -65,30 +68,29 @@ Argument = int | Dtype  # of a template parameter
 
 
 class Struct:
-    """A struct with these fields in this order; with a template parameter, one for each argument.
-
-    `struct.of(argument)` is the layout of one of them.
-    """
+    """A C struct; `of(argument)` is its layout, for one template argument if it is a template."""
 
     def __init__(
         self, name: str, parameter: Count | CType | None = None, /, **fields: CType
     ) -> None:
+        """name: in C. parameter: of a template, Count for `int N`, CType for `class T`. fields: in
+        this order."""
         self.name = name
         self.parameter = parameter
         self.fields: Mapping[str, CType] = fields
-        self._layouts: dict[Argument | None, Layout] = {}
+        self._layouts: dict[Argument | None, Layout] = {}  # by template argument
 
     def __getitem__(self, extent: int | Count) -> CType:
-        """An array of this struct, as a field."""
+        """Return the type of a field that is an array of this struct."""
         return self.one[extent]
 
     @property
     def one(self) -> CType:
-        """A field of this type."""
+        """The type of a field that is one of this struct."""
         return CType(self.name, self.of().dtype)
 
     def of(self, argument: Argument | None = None) -> Layout:
-        """The layout for a template argument."""
+        """Return the layout; argument: of the template, None if the struct is none."""
         if argument not in self._layouts:
             fields = [(name, *_field_type(field, argument)) for name, field in self.fields.items()]
             spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument
@@ -99,13 +101,13 @@ class Struct:
 
 
 def _field_type(field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
-    """A field's type and extents, for an argument of the template."""
+    """Return a field's (dtype, extents) for a template argument, which replaces T or N."""
     extents = (argument + n.more if isinstance(n, Count) else n for n in field.extents)
     return argument if field.dtype is None else field.dtype, tuple(extents)
 
 
 class Layout:
-    """How a struct lies in memory, under the name that C has for it."""
+    """A struct's dtype, aligned as in C, and its name there, such as "Pointers<8>"."""
 
     def __init__(self, name: str, dtype: Dtype) -> None:
         self.name = name
@@ -113,7 +115,10 @@ class Layout:
         self._plain = {field: _plain(dtype[field]) for field in dtype.names or ()}
 
     def fill(self, fields: Mapping[str, Any]) -> np.void:
-        """The struct of these values, each of which its field holds as it is; reals are rounded."""
+        """Return a struct with these values, by name of the field; reals are rounded.
+
+        CompileError for other fields, or an integer or a shape that does not fit.
+        """
         if self._plain.keys() != fields.keys():
             odd = ", ".join(sorted(self._plain.keys() ^ fields.keys()))
             raise CompileError(f"{self.name}: fields differ from those declared: {odd}")
@@ -127,7 +132,10 @@ class Layout:
         return struct[()]  # type: ignore[return-value]
 
     def _exact(self, name: str, given: Any) -> object:
-        """The value in the type of a field; CompileError where it does not fit there exactly."""
+        """Return the array `given` in the dtype of field `name`; CompileError if it does not fit.
+
+        A float field takes any real number, rounded.
+        """
         field = self.dtype[name]
         base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
         if given.shape == field.shape:
@@ -143,13 +151,16 @@ class Layout:
 
 
 def struct_name(dtype: Dtype) -> str:
-    """The name that C has for the struct of this dtype."""
+    """Return the C name of a struct's dtype, which `Struct.of` put there; else the dtype's."""
     metadata: Mapping[str, object] = dtype.metadata or {}
     return str(metadata.get("struct", dtype))
 
 
 def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
-    """Python's types whose values a field holds within these limits."""
+    """Return (Python types, least, most): such values surely fit a struct's field of this dtype.
+
+    No types for an array.
+    """
     if field.kind == "b":
         return (bool,), 0, 1
     if field.kind in "iu":
@@ -159,6 +170,6 @@ def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
 
 
 def _spell(dtype: Dtype, shape: tuple[int, ...] = ()) -> str:
-    """A type as C spells it, but for numbers."""
+    """Return a type for messages: a struct's C name or a dtype, with extents, "float64[2]"."""
     extents = "".join(f"[{extent}]" for extent in dtype.shape or shape)
     return f"{struct_name(dtype.base) if dtype.base.names else dtype.base}{extents}"

@@ -41,16 +41,17 @@ class Input:
     number (or `count` of them), or an array of as many elements where the other arrays are.
     `convert` checks a host value and gives it its frozen form; it takes its own results too.
 
-    static: what a call plans may depend on a host value. Where it is False, planning sees a
-    Changing instead, and a new value plans nothing anew; so it always is for "either".
+    static: a plan may depend on the host value, and each value has a plan of its own. If False, or
+    memory is "either", planning sees a Changing instead, and all values share a plan.
 
-    A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
-    differ in dtype. `not_accessed` says that the operator does not look at the elements, so that
-    any strides and shared memory do. `updated` says that an array is written in place. `supplied`
-    says that where the caller leaves it out, each call takes what the operator's `supply` gives.
+    An `optional` input may be left out. A variadic input is one list of arrays; with `holes` some
+    may be None, with `mixed` they may differ in dtype. `not_accessed`: the operator does not read
+    the elements, so that any strides and shared memory do. `updated`: the array is written in
+    place. `supplied`: if the caller leaves it out, each call takes the result of the operator's
+    `supply`.
 
-    `upstream` is its name in ONNX Runtime where that is another, `formerly` are names of earlier
-    releases: each may be given in its place.
+    `upstream` is its name in ONNX Runtime if that differs, `formerly` are names of earlier
+    releases: a call may pass it by each.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Input:
 
     @property
     def changes(self) -> bool:
-        """True if a value in the place of an array is no part of a call's key."""
+        """Return True if a call's key has no host value of it: a new one needs no new plan."""
         return self.memory == "either" or (self.memory == "host" and not self.static)
 
 
@@ -81,12 +82,13 @@ class Input:
 class Output:
     """One declared output.
 
-    `aliases` names the input whose array it is written into; `may_alias` those whose array `out=`
-    may be. An array that is there to be replaced is updated whether `outputs=` names the output or
-    not, unless the output is `on_request`. A host output is a NumPy array that follows from shapes,
-    or a Changing that gives one. An "either" output is what the input that it aliases is. An
-    `optional` one is None with some attributes, others only where they are not asked for, or alias
-    an input that is None. `upstream` and `formerly` are as of an input.
+    `aliases` names the input whose array it is written into if there is no `out=`; `may_alias`
+    those whose array `out=` may be. An aliased array is updated even if `outputs=` does not name
+    the output, unless that is `on_request`. A host output is a NumPy array that follows from
+    shapes or from a Changing. An "either" output is an array or a number as the input that it
+    aliases. An `optional` one is None with some attributes; any is None if it is not asked for, or
+    aliases an input that is None. `upstream` is its name in ONNX Runtime if another, `formerly`
+    are names of earlier releases.
     """
 
     name: str
@@ -105,12 +107,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One declared attribute: `convert` checks a value and gives it its frozen form.
+    """One declared attribute: `convert` checks a value and returns its immutable form.
 
     A class body writes one as `axis = attribute(integer, 0)`.
 
-    `type` is the type variable that an attribute holding a dtype binds; `upstream` and `formerly`
-    are as of an input.
+    `type` is the type variable that the attribute, a dtype, binds; "" for others. `upstream` is its
+    name in ONNX Runtime if another, `formerly` are names of earlier releases.
     """
 
     name: str
@@ -131,9 +133,12 @@ def attribute(
     formerly: tuple[str, ...] = (),
     doc: str = "",
 ) -> T:
-    """An attribute in the body of an operator class, under its name there.
+    """Declare an attribute in the body of an operator class: `axis = attribute(integer, 0)`.
 
-    Type checkers take it for what it is of an instance: what `convert` gives.
+    convert: checks a value and returns its immutable form. default: REQUIRED if there is none.
+    type: the type variable that it binds, if it is a dtype. upstream, formerly: its names in ONNX
+    Runtime, if another, and in earlier releases. doc: for help. Returns an Attribute, which type
+    checkers take for an instance's value, the result of `convert`.
     """
     declared = Attribute("", convert, default, type, upstream, formerly, doc)
     return cast(T, declared)
@@ -143,9 +148,9 @@ def attribute(
 class Spec:
     """An array as planning knows it: shape, dtype and 16-byte alignment; never its values.
 
-    `in_place` is true of an output that will be written into the input it aliases. `place` is where
-    the array stands among the call's arrays, which makes the spec an argument of a step.
-    `channels_last` is how it lies in memory, where an operator takes an array so (`lies_as`).
+    in_place: an output that will be written into the input it aliases. place: index among the
+    call's arrays, by which a step's argument refers to the array; -1: none. channels_last: layout
+    in memory (n, h, w, c), for operators that take such arrays (`lies_as`). size: elements.
     """
 
     shape: Shape
@@ -167,9 +172,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class LiesAs:
-    """Arrays that may have their channels last in memory, by the input that a new one lies as.
+    """Arrays that may have their channels last in memory.
 
-    An input lies as itself. `alike`: all that are given lie alike, else each lies on its own.
+    inputs: by the name of each such array an input, whose layout it gets if it is a new output.
+    alike: all of a call have to have one layout.
     """
 
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -178,28 +184,29 @@ class LiesAs:
 
 @dataclass(frozen=True)
 class Changing:
-    """A host value that each call gives anew: planning knows that it is there, not what it is.
+    """A host value that each call passes anew: planning knows that it exists, not its value.
 
     It is an argument of a step, or with `then` a function of it is: `step.then(lambda t: b**t)`.
-    `struct` is the layout of what the last function gives, where a kernel takes no number there.
+    struct: dtype of the last function's result if that is a struct; None for a number.
     """
 
-    place: int  # of its input among the declared ones
+    place: int  # index of its input among the declared ones
+    # Applied in turn: (f, others) makes value to f(value, *others).
     functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
     struct: Dtype | None = None
 
     @property
     def places(self) -> frozenset[int]:
-        """Places of all inputs that the value follows from."""
+        """Indices of all inputs on which the value depends."""
         others = (other.places for _, group in self.functions for other in group)
         return frozenset((self.place,)).union(*others)
 
     def then(self, function: Function, *others: Changing) -> Changing:
-        """The function of this value, and of the others."""
+        """Return the Changing whose value is function(this value, *others' values)."""
         return Changing(self.place, (*self.functions, (function, others)))
 
     def of(self, values: Mapping[int, object]) -> object:
-        """Its value in a call whose inputs at these places have these values."""
+        """Return its value in a call; values: of changing inputs, by index."""
         value = values[self.place]
         for function, others in self.functions:
             value = function(value, *(other.of(values) for other in others))
@@ -208,9 +215,9 @@ class Changing:
 
 @dataclass(frozen=True)
 class Open:
-    """An array that a function of the caller's makes; None stands for what is not known of it.
+    """An output that a function of the caller's returns, of any shape; None: not known before.
 
-    `optional`: the function may give None.
+    optional: the function may return None for it.
     """
 
     dtype: Dtype | None = None
@@ -218,7 +225,7 @@ class Open:
     optional: bool = False
 
     def has(self, array: Spec) -> bool:
-        """Return True if an array is one of these."""
+        """Return True if an array has the dtype and rank, as far as they are known."""
         return self.dtype in (None, array.dtype) and self.rank in (None, len(array.shape))
 
 
@@ -228,7 +235,10 @@ Inferred = Single | tuple[Spec | Open | None, ...]  # of a variadic one each of 
 
 
 def integer(value: Any) -> int:
-    """An integer."""
+    """An integer.
+
+    Return it as an int; ArgumentError for other values, and for more than MAX_BITS bits.
+    """
     if isinstance(value, bool | np.bool_):
         raise ArgumentError(f"expected an integer, got {shown(value)}")
     try:
@@ -242,7 +252,10 @@ def integer(value: Any) -> int:
 
 
 def real(value: object) -> float:
-    """A real number."""
+    """A real number.
+
+    Return it as a float; ArgumentError for other values. NaN and infinities are accepted.
+    """
     if isinstance(value, _REAL) and not isinstance(value, bool):
         try:
             return float(value)
@@ -253,26 +266,35 @@ def real(value: object) -> float:
 
 
 def boolean(value: object) -> bool:
-    """A bool (0 or 1 in ONNX)."""
+    """A bool (0 or 1 in ONNX).
+
+    Return it as a bool; ArgumentError for other values.
+    """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"expected a bool, got {shown(value)}")
 
 
 def single(value: object) -> object:
-    """The one element of an array or a sequence, as a Python value; anything else as it is."""
+    """Return the one element of an array or a sequence as a Python value; others as they are."""
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
 
 
 def flag(value: object) -> bool:
-    """A bool, also in an array or a sequence of one element."""
+    """A bool, also in an array or a sequence of one element.
+
+    Return it as a bool; ArgumentError for other values.
+    """
     return boolean(single(value))
 
 
 def finite(value: object) -> float:
-    """A number that is neither NaN nor infinite."""
+    """A number that is neither NaN nor infinite.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not math.isfinite(number):
         raise ArgumentError(f"expected a finite number, got {number}")
@@ -280,7 +302,10 @@ def finite(value: object) -> float:
 
 
 def positive_or_zero(value: object) -> float:
-    """A finite number of at least 0."""
+    """A finite number of at least 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not 0 <= number < math.inf:
         raise ArgumentError(f"expected a finite number of at least 0, got {number}")
@@ -288,7 +313,10 @@ def positive_or_zero(value: object) -> float:
 
 
 def integers(value: Any) -> tuple[int, ...]:
-    """Integers: a sequence, a NumPy array of rank 1, or one integer."""
+    """Integers: a sequence, a NumPy array of rank 1, or one integer.
+
+    Return a tuple of ints; ArgumentError for other values.
+    """
     rank = _rank(value)
     if rank > 1:
         raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
@@ -300,28 +328,40 @@ def integers(value: Any) -> tuple[int, ...]:
 
 
 def reals(value: Any) -> tuple[float, ...]:
-    """Real numbers: a sequence or a NumPy array of rank 1."""
+    """Real numbers: a sequence or a NumPy array of rank 1.
+
+    Return a tuple of floats; ArgumentError for other values.
+    """
     if _rank(value) != 1:
         raise ArgumentError(f"expected numbers in rank 1, got {shown(value)}")
     return tuple(map(real, value))
 
 
 def shape(value: object) -> tuple[int, ...]:
-    """A shape: integers of at least 0."""
+    """A shape: integers of at least 0.
+
+    Return a tuple of ints; ArgumentError for a shape that no array can have.
+    """
     extents = integers(value)
     limits.refuse(limits.of_shape(extents))
     return extents
 
 
 def lengths(value: object) -> tuple[int, ...]:
-    """Lengths: integers of at least 0."""
+    """Lengths: integers of at least 0.
+
+    Return a tuple of ints; ArgumentError for other values, and for too many.
+    """
     listed = integers(value)
     limits.refuse(limits.of_list(len(listed)) or limits.of_lengths(listed))
     return listed
 
 
 def count(value: object) -> int:
-    """A number of arrays: an integer of at least 1."""
+    """A number of arrays: an integer of at least 1.
+
+    Return it as an int; ArgumentError for other values, and for more than a list may have.
+    """
     n = integer(value)
     if n < 1:
         raise ArgumentError(f"expected at least 1, got {n}")
@@ -330,12 +370,13 @@ def count(value: object) -> int:
 
 
 def n_required(inputs: Sequence[Input]) -> int:
-    """Inputs that a call by position gives at least: up to the last that may not be left out."""
+    """Return how many inputs a call by position passes at least: up to the last required one."""
     return max((i + 1 for i, item in enumerate(inputs) if not item.optional), default=0)
 
 
 def one_of(*choices: T) -> Callable[[object], T]:
-    """A converter for one of a few values."""
+    """Return a converter that accepts a value equal to one of the choices and of its type, and
+    returns that choice."""
 
     def convert(value: object) -> T:
         for choice in choices:
@@ -349,7 +390,7 @@ def one_of(*choices: T) -> Callable[[object], T]:
 
 
 def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
-    """A converter that also takes None."""
+    """Return the converter `convert`, but for None, which is accepted and returned."""
 
     def convert_or_none(value: object) -> T | None:
         return None if value is None else convert(value)
@@ -360,12 +401,12 @@ def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
 
 
 def kind(convert: Convert) -> str:
-    """A converter's domain in words: the first line of its docstring."""
+    """Return what a converter accepts, in words: the first line of its docstring."""
     return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 def gives(convert: Convert) -> Any:
-    """The type of what a converter gives, which it says in its annotation."""
+    """Return the type of a converter's results, from its annotation."""
     return get_type_hints(convert)["return"]
 
 
@@ -373,7 +414,7 @@ dtype = to_dtype
 
 
 def _rank(value: ArrayLike) -> int:
-    """The rank of a host value; 2 for nested lists of several lengths."""
+    """Return the rank of a host value: 0 for a number; 2 for nested sequences of any depth."""
     if isinstance(value, type):
         return 0
     if isinstance(value, Sequence):  # NumPy would copy a sequence first

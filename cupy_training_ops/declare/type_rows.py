@@ -13,14 +13,17 @@ Types = Mapping[str, Group]  # type variable to the dtypes it may be
 
 
 class TypeRows(Mapping[str, tuple[Dtype, ...]]):
-    """The type combinations that exist, where they are not the product of the type variables.
+    """The combinations of dtypes that exist, if they are not the product of the type variables.
 
-    As a mapping it gives every dtype that a variable has in some row; variables in `free` are in no
-    row, as they go with each.
+    rows: dicts of dtypes by variable. As a mapping: {variable: all dtypes that it has in some row}.
+    free: dtypes of variables that are in no row, as each of them goes with every row.
     """
 
     def __init__(self, variables: str, *rows: str, free: Types | None = None, **groups: Group):
-        """Rows of dtype names below the variables; a row with a group stands for one row a member.
+        """Make rows of dtypes by variable.
+
+        variables: names, "T U". rows: names of dtypes in that order, "float32 int64"; a group's
+        name is a row for each of its dtypes. free: variables that are in no row.
 
         TypeRows("T U", "float32 float32", "H float32", H=(FLOAT16, BFLOAT16)) has three rows.
         """
@@ -47,11 +50,11 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
         return len(self.variables)
 
     def fitting(self, bound: Mapping[str, Dtype]) -> list[dict[str, Dtype]]:
-        """The rows that these bindings leave."""
+        """Return the rows that agree with these bindings, by variable."""
         return [row for row in self.rows if not _distance(row, bound)]
 
     def nearest(self, bound: Mapping[str, Dtype]) -> list[dict[str, Dtype]]:
-        """The rows that differ from the bindings in the fewest variables."""
+        """Return the rows that differ from the bindings in the fewest variables."""
         least = min(_distance(row, bound) for row in self.rows)
         return [row for row in self.rows if _distance(row, bound) == least]
 
@@ -59,7 +62,7 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
 def _expand(
     names: list[str], groups: Mapping[str, tuple[Dtype, ...]]
 ) -> Iterator[tuple[Dtype, ...]]:
-    """The rows that a row of names and groups stands for."""
+    """Yield tuples of dtypes for a row of names: one for each choice of a member of its groups."""
     used = [name for name in groups if name in names]
     for members in itertools.product(*(groups[name] for name in used)):
         chosen = dict(zip(used, members, strict=True))
@@ -67,11 +70,12 @@ def _expand(
 
 
 def _distance(row: Mapping[str, Dtype], bound: Mapping[str, Dtype]) -> int:
+    """Return in how many bound variables a row differs."""
     return sum(row[v] != dtype for v, dtype in bound.items() if v in row)
 
 
 def combinations(types: Types) -> list[dict[str, Dtype]]:
-    """Every binding of the type variables."""
+    """Return all combinations of dtypes that exist, as dicts by type variable."""
     if isinstance(types, TypeRows):
         return [{**row, **free} for row in types.rows for free in combinations(types.free)]
     return [dict(zip(types, c, strict=True)) for c in itertools.product(*types.values())]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Launch arguments, checked against the kernel's signature and cast to its exact types."""
+"""Launch arguments, checked against the kernel's signature and cast to its exact types.
+
+In all functions `launch` is a step of a plan, and `parameter` one of its kernel's. launch.slots are
+macros that the kernel is compiled with, such as {"T": "float"}: its type T is float.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +26,28 @@ from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
 
 Addresses = np.ndarray[Any, np.dtype[np.int64]]
-Address = Callable[[Any], object]  # addresses of a call's arrays -> an argument
-Make = Callable[[object], object]  # a number -> an argument
-MakeDynamic = Callable[
-    [Mapping[int, object]], object
-]  # the changing values by index -> an argument
+Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
+Make = Callable[[object], object]  # from a number to an argument
+# From numbers that change from call to call, by index of the input, to an argument.
+MakeDynamic = Callable[[Mapping[int, object]], object]
 NULL = np.uint64(0)
-EITHER = "Either<"  # the struct of core/either.cuh
-ZEROED = "Zeroed<"  # that of core/zeroed.cuh
+EITHER = "Either<"  # the struct of core/either.cuh: N numbers, or the address of an array of N
+ZEROED = "Zeroed<"  # that of core/zeroed.cuh: memory that is zero before and after a launch
 _REALS = (np.float32, np.float64)
-_WHOLE = {
+_WHOLE = {  # numbers that an integer type holds
     kind: range(int(np.iinfo(kind).min), int(np.iinfo(kind).max) + 1)
     for kind in (np.int32, np.uint32, np.int64, np.uint64)
 }
 _LARGEST = float(np.finfo(np.float32).max)
+# NumPy's scalar type by C type: "i64": np.int64.
 _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 
 
 def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
-    """Refuse an array whose parameter is neither a pointer to its element type nor `void*`."""
+    """Refuse an array of `dtype` whose parameter is no pointer to its C type, nor `void*`.
+
+    A parameter T* is compared with what the launch defines T as, in launch.slots.
+    """
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
         is_known = expected in _SCALARS or expected == "void"
@@ -52,7 +59,10 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
 
 
 def cast(launch: Launch, parameter: Parameter, value: object) -> object:
-    """Cast an argument to exactly the parameter's C type; None is the null pointer."""
+    """Return `value` in exactly the parameter's C type: a NumPy scalar; for None NULL.
+
+    Scratch, Pointers and structs (np.void) are checked and returned as they are.
+    """
     if parameter.pointer:
         if value is None:
             return NULL
@@ -71,12 +81,12 @@ def cast(launch: Launch, parameter: Parameter, value: object) -> object:
 
 
 def scalar_type(launch: Launch, parameter: Parameter) -> Dtype:
-    """Return the dtype of a number parameter."""
+    """Return the dtype of a number parameter: float32 of `float`, or of T if its slot is float."""
     return np.dtype(_SCALARS[launch.slots.get(parameter.c_type, parameter.c_type)])
 
 
 def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None:
-    """Refuse scratch memory whose `zeros` does not match the parameter's type."""
+    """Refuse a piece of zeros for a parameter that is not Zeroed<T>*, and another for one."""
     expects_zeros = parameter.c_type.rpartition("::")[2].startswith(ZEROED)
     if piece.zeros != expects_zeros:
         kind = "zeros" if piece.zeros else "memory that may hold anything"
@@ -87,21 +97,25 @@ def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None
 
 
 def is_either(parameter: Parameter) -> bool:
-    """Return True if a parameter takes a number or an array."""
+    """Return True if a parameter is the struct Either<N>, which holds numbers or an address."""
     return not parameter.pointer and parameter.c_type.rpartition("::")[2].startswith(EITHER)
 
 
 def either_layout(parameter: Parameter) -> Dtype:
-    """Return the struct dtype of a parameter that takes a number or an array."""
+    """Return the struct dtype of a parameter `Either<N>`, with N from its C type."""
     return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
 def check_number(op: str, name: str, holder: str, make: Make, changing: Changing) -> MakeDynamic:
-    """Return a function that makes an argument from a caller's number; it refuses numbers that
-    `holder`, a C type, cannot represent."""
+    """Return a function from all changing numbers to an argument, by `make` of a number.
+
+    changing: which number, and functions of it. If `make` raises, the error says that input `name`
+    of operator `op` is no number that `holder`, a C type, holds.
+    """
     place, is_derived = changing.place, bool(changing.functions)
 
     def make_argument(values: Mapping[int, object]) -> object:
+        """Return the argument for changing numbers, by index of the input."""
         try:
             return make(changing.of(values) if is_derived else values[place])
         except (CompileError, ArithmeticError, TypeError, ValueError) as error:
@@ -115,7 +129,11 @@ def check_number(op: str, name: str, holder: str, make: Make, changing: Changing
 def either(
     layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
 ) -> object:
-    """Make the struct of core/either.cuh: numbers and a null pointer, or a pointer and a type."""
+    """Return the struct Either<N> of this dtype (`layout`).
+
+    Without a dtype it holds `value`, a number or a tuple of N; else the address of an array of this
+    dtype, zeros in place of numbers, and the dtype's ONNX number.
+    """
     if dtype is None:
         return np.frombuffer(either_bytes(layout)(value), layout)[0]
     n, pack = _fields(layout)
@@ -125,7 +143,11 @@ def either(
 
 @functools.cache
 def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
-    """Return a function that packs that struct with numbers, faster than NumPy does."""
+    """Return a function from a number, or a tuple of N, to the bytes of a struct Either<N>.
+
+    layout: its dtype. The bytes are a null address, N int64, N doubles of the same numbers, and
+    type 0; faster than NumPy.
+    """
     n, pack = _fields(layout)
 
     def pack_each(numbers: Sequence[Any]) -> bytes:
@@ -144,14 +166,15 @@ def either_bytes(layout: Dtype) -> Callable[[object], bytes]:
 
 
 def _fields(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
-    """Return the count of numbers in that struct, and a function that packs its fields."""
+    """Return (N, a function from the fields of a struct Either<N> to its bytes)."""
     n: int = layout["real"].shape[0]
-    fields = f"=Q{n}q{n}di"
+    fields = f"=Q{n}q{n}di"  # address, whole[N], real[N], type; padding follows
     return n, struct.Struct(f"{fields}{layout.itemsize - struct.calcsize(fields)}x").pack
 
 
 def _bits(number: Any) -> int:
-    """Return a 64-bit integer, signed or not, as int64 of the same bits; 0 for a fraction."""
+    """Return a number as the int64 of an Either: from 2^63 on with the bits of uint64 (2^64 - 1 is
+    -1); 0 for a fraction, NaN, or a float beyond 64 bits."""
     if type(number) is int and -(2**63) <= number < 2**63:
         return number
     if not isinstance(number, int | np.integer):
@@ -167,7 +190,10 @@ def _bits(number: Any) -> int:
 def _exact(
     launch: Launch, parameter: Parameter, scalar: type[np.generic], value: Any
 ) -> np.generic:
-    """Cast to the declared type: integers exactly, reals rounded, but not to infinity."""
+    """Return a value as `scalar`, the parameter's type: integers exactly, reals rounded.
+
+    CompileError for an integer that does not fit, and a finite real that rounds to infinity.
+    """
     if type(value) is scalar:  # rounded already
         return value
     # The usual cases first: changing values are cast at each call.
@@ -190,7 +216,7 @@ def _exact(
 
 
 def _check_struct(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
-    """Refuse another struct than the parameter's."""
+    """Refuse a struct whose name, such as "Pointers<8>", is not the parameter's type."""
     if struct_name(dtype) != _bind_slot(parameter.c_type, launch.slots):
         raise CompileError(
             f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): "
@@ -199,13 +225,16 @@ def _check_struct(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
 
 
 def _bind_slot(c_type: str, slots: Mapping[str, str]) -> str:
-    """Return the name of a struct without its namespace, with slots bound: V<T> -> V<float>."""
+    """Return a struct's name without namespace, slots replaced: a::V<T> is V<float>, T a float."""
     name, _, argument = c_type.rpartition("::")[2].rstrip(">").partition("<")
     return f"{name}<{slots.get(argument, argument)}>" if argument else name
 
 
 def pointers(table: Pointers) -> Address:
-    """Return a function from all addresses to the struct of several arrays' addresses."""
+    """Return a function from the addresses of a call's arrays to the struct that `table` describes.
+
+    Entry i of the struct is the address of table.specs[i]; null where that is None or missing.
+    """
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
 
@@ -220,17 +249,20 @@ def pointers(table: Pointers) -> Address:
 
 
 def either_at(layout: Dtype, spec: Spec) -> Address:
-    """Return a function from all addresses to the struct of core/either.cuh of one array."""
+    """Return a function from the addresses of a call's arrays to an Either with that of `spec`."""
     return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
 
 
 def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
-    """Return a function from all addresses to `make` of those at these places; caches the last."""
+    """Return a function from the addresses of a call's arrays to `make` of those at `places`.
+
+    places: indices of arrays. The last result is cached.
+    """
     pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
     def fill(addresses: Sequence[int] | Addresses) -> object:
-        """Return the table of these addresses, from the last call if they are the same."""
+        """Return `make` of those at `places`, from the last call if they are the same."""
         if len(index) > 1 and isinstance(addresses, np.ndarray):  # vectorised, not cached
             return make(addresses[index])
         picked = pick(addresses)
@@ -257,9 +289,11 @@ Values = Mapping[int, object]  # of changing inputs, by index
 
 
 class DynamicArgument:
-    """An argument that depends on changing values. `of` caches it for the last value."""
+    """A kernel argument that depends on changing values; `of` caches it for the last one."""
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: MakeDynamic) -> None:
+        """dtype: of the argument; None if it is of a `Work`, any object. changing: says on which
+        inputs it depends. make: from {index of input: value} to the argument."""
         self.dtype, self.make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
@@ -277,8 +311,11 @@ class DynamicArgument:
 def renew(
     dynamic: Sequence[DynamicArgument], known: list[object], place: int
 ) -> Callable[[object], list[object]]:
-    """Return a function from the value at `place` to all arguments: those that do not depend on
-    it are `known`."""
+    """Return a function from the value of the input with index `place` to a list of arguments.
+
+    dynamic: the arguments, none of which depends on this and another input. known: their values,
+    returned for those that do not depend on it.
+    """
     dependent = [(i, each.make) for i, each in enumerate(dynamic) if place in each.places]
 
     def with_value(value: object) -> list[object]:

@@ -42,6 +42,7 @@ _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 CACHE_REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
 
 
+# Modules by (backend, name, code, options, device); kernels by that, symbol and raised limit.
 _memo: dict[tuple[Any, ...], Any] = {}
 _shared = Locked()
 _ahead = Locked()  # of the thread that runs `compile_ahead`; others skip it
@@ -55,9 +56,11 @@ def kernel(
     device: int,
     shared_nbytes: int = 0,
 ) -> Kernel:
-    """Return the kernel `symbol`, compiled at most once in a process for each device.
+    """Return the kernel `symbol`, compiled at most once in a process for each device and slots.
 
-    shared_nbytes: if above 0, the kernel's limit of dynamic shared memory is raised.
+    backend: loads modules. source: the text that defines the kernel. slots: macros that it is
+    compiled with, {"T": "float"}. shared_nbytes: dynamic shared memory of a launch; if above 0, the
+    kernel's limit is raised to the device's.
     """
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
@@ -79,10 +82,11 @@ def kernel(
 def compile_ahead(
     backend: Backend, wanted: Iterable[tuple[Source, Mapping[str, str]]], device: int
 ) -> None:
-    """Compile new modules of `wanted`, if there are several, each in its own thread.
+    """Compile modules, if several are new, each in its own thread; wanted: (source, slots) of each.
 
-    The compiler releases the GIL. Errors are left to `kernel`, which compiles again. Does nothing
-    if another thread is here, or under capture, whose mode may forbid other threads to load.
+    backend: loads them. device: its number. The compiler releases the GIL. Errors are left to
+    `kernel`, which compiles again. Does nothing if another thread is here, or under capture, whose
+    mode may forbid other threads to load.
     """
     if not backend.loads_at_once or not _ahead.lock.acquire(blocking=False):
         return
@@ -99,7 +103,11 @@ def compile_ahead(
 def _load_at_once(
     backend: Backend, new: list[tuple[tuple[Any, ...], Source, tuple[str, ...]]], device: int
 ) -> None:
-    """Load modules, each by a thread; a caller compiles again what fails here."""
+    """Compile modules by the backend, each in a thread, into `_memo`; new: (key there, source,
+    options) of each.
+
+    `kernel` compiles again what fails here, and raises the error.
+    """
 
     def load(key: tuple[Any, ...], source: Source, options: tuple[str, ...]) -> None:
         try:
@@ -118,14 +126,14 @@ def _load_at_once(
 
 
 def slot_options(slots: Mapping[str, str]) -> tuple[str, ...]:
-    """Return compiler options of a slot binding: {"T": "__half"} -> -DCTO_T=__half."""
+    """Return compiler options for slots: {"T": "__half"} -> (LANGUAGE, "-DCTO_T=__half")."""
     defines = tuple(f"-DCTO_{name}={value}" for name, value in sorted(slots.items()))
     own = (_WITH_WARPGROUPS,) if slots.get(WARPGROUPS) == "1" else ()
     return (LANGUAGE, *defines, *own)
 
 
 def has_warpgroups(capability: tuple[int, int]) -> bool:
-    """Return True if modules with WARPGROUPS can be compiled and run on this capability."""
+    """Return True if modules with WARPGROUPS run on a GPU of capability (major, minor)."""
     return capability == _HAS_WARPGROUPS and _compiles_warpgroups()
 
 
@@ -142,7 +150,7 @@ def thread_options() -> tuple[str, ...]:
 
 
 def _compiles(code: str, options: tuple[str, ...]) -> bool:
-    """Return True if NVRTC compiles this source with these options."""
+    """Return True if NVRTC compiles `code`, a source text, with these options."""
     compiler = nvrtc()
     program = compiler.createProgram(code, "asks.cu", (), ())
     try:
@@ -194,6 +202,7 @@ def _nvrtc_major() -> int:
 
 
 def _header_package(major: int) -> str:
+    """Return the name for `pip install` of the headers of a CUDA major version."""
     return f"nvidia-cuda-runtime-cu{major}" if major < 13 else f"nvidia-cuda-runtime=={major}.*"
 
 
@@ -207,13 +216,16 @@ def _header_major(folder: str) -> int | None:
 
 
 def _wheel_folders(major: int) -> list[str]:
-    """Return include folders of NVIDIA's wheels of a version, which pathfinder cannot choose."""
+    """Return include folders of NVIDIA's wheels of a CUDA major version, which may not exist.
+
+    cuda.pathfinder cannot choose the version.
+    """
     component = "cuda_runtime" if major < 13 else f"cu{major}"
     return [os.path.join(root, component, "include") for root in _wheel_roots()]
 
 
 def _wheel_roots() -> list[str]:
-    """Return the folders of the namespace package `nvidia`."""
+    """Return the folders of the namespace package `nvidia`, in which the wheels are."""
     spec = importlib.util.find_spec("nvidia")
     return list(spec.submodule_search_locations or ()) if spec else []
 
@@ -255,7 +267,7 @@ def require_writable_cache() -> None:
 def logged(module: str) -> Iterator[None]:
     """Log the seconds of a compilation inside, or that the kernels came from CuPy's cache.
 
-    A compilation writes a file into that folder.
+    module: its name in the log. A compilation is told by a new file in the cache folder.
     """
     before, start = _last_write(), time.perf_counter()
     yield
@@ -267,7 +279,7 @@ def logged(module: str) -> Iterator[None]:
 
 
 def _last_write() -> int | None:
-    """Return when a file was last added to CuPy's cache folder, or None without one."""
+    """Return when CuPy's cache folder last got a file, in ns; None if there is no folder."""
     with contextlib.suppress(OSError):
         return os.stat(cache_folder()).st_mtime_ns
     return None
@@ -288,7 +300,7 @@ def usable_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def importing(part: str) -> Iterator[None]:
-    """Convert errors of an import inside, of CuPy or a part, to a ProviderError with a remedy."""
+    """Convert errors of an import inside, that of `part`, to a ProviderError with a remedy."""
     try:
         import cupy_backends  # noqa: F401 - light; fails first if CuPy is missing
 
@@ -308,7 +320,7 @@ def importing(part: str) -> Iterator[None]:
 
 # ---- any architecture, without a GPU -------------------------------------------------------------
 
-# Maximum KiB of shared memory of a block (CUDA C++ Programming Guide).
+# Maximum KiB of shared memory of a block, by architecture (CUDA C++ Programming Guide).
 ARCHITECTURES = {
     "70": 96, "75": 64, "80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99,
 }  # fmt: skip
@@ -325,7 +337,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """Registers and spills of a kernel's thread, shared memory of a block."""
+    """Registers of a kernel's thread, its spill stores and loads; shared memory of a block."""
 
     registers: int
     spill_nbytes: int
@@ -333,7 +345,7 @@ class Resources:
 
 
 def device_of(architecture: str) -> Device:
-    """Return a Device of this architecture, to plan for."""
+    """Return a Device to plan for without a GPU; architecture: "90" for sm_90."""
     capability = (int(architecture[:-1]), int(architecture[-1]))
     nbytes = ARCHITECTURES[architecture] * 1024
     with contextlib.suppress(ProviderError):  # without NVRTC
@@ -344,7 +356,10 @@ def device_of(architecture: str) -> Device:
 def compile_for(
     source: Source, options: tuple[str, ...], architecture: str
 ) -> dict[str, Resources]:
-    """Compile to machine code for `sm_<architecture>`; return resources by kernel name."""
+    """Compile a source to machine code for `sm_<architecture>`; return resources by kernel name.
+
+    options: from `slot_options`. CompileError with the compiler's log.
+    """
     compiler = nvrtc()
     program = compiler.createProgram(source.code, f"{source.name}.cu", (), ())
     try:
@@ -362,6 +377,7 @@ def compile_for(
 
 
 def _own_options(compiler: ModuleType, architecture: str) -> tuple[str, ...]:
+    """Return options beside those of the slots: headers, CuPy's, `ptxas -v`, no cache, sm_*."""
     uncached = (_UNCACHED,) if compiler.getVersion() >= _UNCACHED_SINCE else ()
     return (*header_options(), *_LIKE_CUPY, *uncached, f"-arch=sm_{architecture}")
 
@@ -373,7 +389,7 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def _resources(log: str) -> dict[str, Resources]:
-    """Parse the log of `ptxas -v`, which has a section for each kernel."""
+    """Return {kernel: resources} from the log of `ptxas -v`, with a section for each kernel."""
     resources: dict[str, Resources] = {}
     for section in log.split("Compiling entry function")[1:]:
         name = section.split("'")[1]

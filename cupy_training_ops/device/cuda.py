@@ -30,7 +30,7 @@ class _Driver:
     launch = staticmethod(cupy.cuda.driver.launchKernel)
 
     def mend(self, error: Exception) -> bool:
-        """Make a new thread's context, if that was missing; return True if so."""
+        """Make this thread's CUDA context if it was missing, as `error` says; return True if so."""
         if "CUDA_ERROR_INVALID_CONTEXT" not in str(error):
             return False
         cupy.cuda.runtime.free(0)  # any call that needs a context makes it
@@ -39,7 +39,7 @@ class _Driver:
     def head(
         self, function: Any, grid: Extents, block: Extents, nbytes: int, _: Sequence[Dtype]
     ) -> tuple[int, ...]:
-        """Return (function handle, 3 extents of the grid, 3 of the block, shared memory)."""
+        """Return (function handle, 3 extents of the grid, 3 of the block, shared bytes)."""
         ones = 1, 1
         return (function.ptr, *(*grid, *ones)[:3], *(*block, *ones)[:3], nbytes)
 
@@ -54,7 +54,7 @@ class CudaBackend:
     driver: Driver = _Driver()
 
     def info(self, array: cupy.ndarray) -> Info:
-        """Return the fields of ArrayInfo."""
+        """Return (backend, dtype, shape, is aligned to 16 bytes, strides or None, device)."""
         data = array.data
         return (
             self,
@@ -67,7 +67,7 @@ class CudaBackend:
         )
 
     def infos(self, arrays: Sequence[cupy.ndarray | None]) -> list[Info | None]:
-        """Return the `info` of each array, None for None."""
+        """Return the tuple of `info` for each array, None for None; inlined for speed."""
         return [
             None
             if a is None
@@ -87,7 +87,7 @@ class CudaBackend:
         return [0 if array is None else array.data.ptr for array in arrays]
 
     def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
-        """Return what may change of CuPy's arrays: the shape, which can be set."""
+        """Return the shape of each array, all that may change of a CuPy array; None for None."""
         return [None if array is None else array.shape for array in arrays]
 
     def offset(self, array: cupy.ndarray, nbytes: int) -> int:
@@ -95,19 +95,22 @@ class CudaBackend:
         return array.data.ptr + nbytes  # type: ignore[no-any-return]
 
     def views(self, array: cupy.ndarray, pieces: Sequence[Piece]) -> tuple[cupy.ndarray, ...]:
-        """Return views of a contiguous array; pieces: (offset in bytes, shape)."""
+        """Return a view of a contiguous array for each piece (offset in bytes, shape)."""
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
     def borrow_slice(self, array: cupy.ndarray, start: int, stop: int) -> cupy.ndarray:
-        """Return elements of a contiguous array, which do not keep its memory alive."""
+        """Return elements start:stop of a contiguous array: a view that does not own memory."""
         itemsize, data = array.dtype.itemsize, array.data
         nbytes = (stop - start) * itemsize
         memory = cupy.cuda.UnownedMemory(data.ptr + start * itemsize, nbytes, None, data.device_id)
         return cupy.ndarray((stop - start,), array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def maker(self, spec: Spec, device: int) -> Callable[[], cupy.ndarray]:
-        """Return a function that allocates an array, fast on the current device."""
+        """Return a function that allocates an array of this shape and dtype on a device.
+
+        Fast if that is current.
+        """
         make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
         current = cupy.cuda.runtime.getDevice
         return lambda: make(shape, dtype) if current() == device else self.empty(spec, device)
@@ -117,7 +120,7 @@ class CudaBackend:
         return array.transpose(axes)
 
     def of_host(self, array: HostArray) -> object:
-        """Return a host result, NumPy's."""
+        """Return an output in host memory as the caller gets it: itself."""
         return array
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
@@ -126,17 +129,17 @@ class CudaBackend:
             return cupy.empty(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> cupy.ndarray:
-        """Allocate zeroed bytes from CuPy's pool."""
+        """Allocate a uint8 array of zeros from CuPy's pool."""
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
     def fill(self, array: cupy.ndarray, nbytes: int, byte: int) -> None:
-        """Fill by the driver's memset, which a capture records too."""
+        """Queue a memset of the first `nbytes` bytes to `byte`, which a capture records too."""
         if nbytes:
             array.data.memset_async(byte, nbytes, cupy.cuda.get_current_stream())
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """Clear by the driver's memset."""
+        """Queue a memset of `nbytes` bytes at an address to 0, on the stream at an address."""
         cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream)
 
     def to_host(self, array: cupy.ndarray) -> HostArray:
@@ -148,13 +151,13 @@ class CudaBackend:
         return cupy.asarray(array)
 
     def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
-        """Copy the elements in the order of the current stream."""
+        """Copy `source`, of the same shape, into the array on the current stream."""
         with self.on(array.data.device_id):
             array.set(source)
 
     @functools.cache  # noqa: B019 - there is one backend in a process
     def device(self, index: int) -> Device:
-        """Return the properties that plans depend on."""
+        """Return the properties of the device with this number on which plans depend."""
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         capability = properties["major"], properties["minor"]
         return Device(
@@ -182,7 +185,7 @@ class CudaBackend:
         return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that returns `stream_address`."""
+        """Return a function that returns `stream_address(device)`."""
         return functools.partial(self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
@@ -202,7 +205,7 @@ class CudaBackend:
         return cupy.cuda.runtime.getDevice()  # type: ignore[no-any-return]
 
     def work(self, name: str) -> Callable[..., None]:
-        """Return the function of WORK with this name."""
+        """Return the function that does a `Work` of this name: "call" or "copy"."""
         return WORK[name]
 
     def record(self) -> object:
@@ -212,12 +215,13 @@ class CudaBackend:
         return event
 
     def wait(self, mark: cupy.cuda.Event | None) -> None:
-        """Let the current stream wait for an event; the host does not wait."""
+        """Let the current stream wait for an event (None: nothing); the host does not wait."""
         if mark is not None:
             cupy.cuda.get_current_stream().wait_event(mark)
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
-        """Compile for the current device, through CuPy's disk cache."""
+        """Return the module of a source text, compiled with slots' options (`slot_options`) for the
+        current device, or from CuPy's disk cache."""
         options += (*header_options(), *thread_options())
         module = cupy.RawModule(code=source.code, options=options)
         try:
@@ -242,6 +246,7 @@ class _Functions:
         return self._module.get_function(name).kernel  # type: ignore[no-any-return]
 
     def allow_shared(self, function: cupy.cuda.Function, nbytes: int) -> None:
+        """Let launches have `nbytes` of shared memory, of which what is not static is dynamic."""
         driver = cupy.cuda.driver
         static_nbytes = driver.funcGetAttribute(STATIC_SHARED, function.ptr)
         driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, nbytes - static_nbytes)

@@ -28,15 +28,17 @@ def owns_memory() -> bool:
 
 
 class Captured:
-    """Result of a capture; None before its end."""
+    """Result of a capture: CuPy's graph, None before the capture's end."""
 
     graph: Any = None
 
 
 @contextlib.contextmanager
 def capture(stream: Any) -> Iterator[Captured]:
-    """Capture what is queued inside on the current `stream`; the caller's allocator keeps memory
-    alive. ProviderError if a replay would access host memory."""
+    """Capture what is queued inside on the current `stream` into a graph.
+
+    The caller's allocator keeps memory alive. ProviderError if a replay would access host memory.
+    """
     captured = Captured()
     with _without_collections():
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
@@ -75,8 +77,10 @@ _free: dict[int, list[SideStream]] = {}  # by device
 
 
 def side_stream(owner: object) -> SideStream:
-    """Return a side stream of the current device, exclusive as long as its owner lives, so that
-    captures on different streams have their own scratch memory."""
+    """Return a side stream of the current device that nobody else has as long as `owner` lives.
+
+    So captures of different owners have scratch memory of their own, which is one for each stream.
+    """
     free = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
     try:
         side = free.pop()
@@ -115,7 +119,7 @@ class SideStream:
 
 
 class _End(ctypes.Structure):
-    """The source or target of CUDA_MEMCPY3D."""
+    """The fields of CUDA_MEMCPY3D for the source or the target; kind: CUmemorytype."""
 
     _fields_ = (
         ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("z", ctypes.c_size_t),
@@ -126,7 +130,7 @@ class _End(ctypes.Structure):
 
 
 class _Copy(ctypes.Structure):
-    """CUDA_MEMCPY3D."""
+    """CUDA_MEMCPY3D, the parameters of a memcpy node."""
 
     _fields_ = (
         ("source", _End), ("target", _End),
@@ -135,7 +139,7 @@ class _Copy(ctypes.Structure):
 
 
 def copies_with_the_host(graph: int) -> int:
-    """Count the graph's nodes that copy from or to host memory, or call a host function."""
+    """Count nodes that copy from or to host memory, or call a host function; graph: its handle."""
     driver = ctypes.CDLL("libcuda.so.1")
     count, kind = ctypes.c_size_t(), ctypes.c_int()
     handle = ctypes.c_void_p(graph)
@@ -163,6 +167,7 @@ def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
 
 
 def _is_on_device(driver: ctypes.CDLL, address: int | None) -> bool:
+    """Return True if an address is in device memory, as the driver says."""
     kind = ctypes.c_uint()
     place = ctypes.c_uint64(address or 0)
     status = driver.cuPointerGetAttribute(ctypes.byref(kind), ctypes.c_int(_MEMORY_TYPE), place)

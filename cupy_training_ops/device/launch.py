@@ -57,7 +57,7 @@ HAS_RANGES = os.environ.get("CTO_NVTX") == "1"  # read once: calls without range
 
 @contextlib.contextmanager
 def launch_log() -> Iterator[list[Step]]:
-    """Record every step that is queued inside, to prove which kernel ran."""
+    """Append each Launch and Work queued inside to the list, to prove which kernel ran."""
     global _log
     before, _log = _log, []
     try:
@@ -70,11 +70,11 @@ _Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # a `W
 
 
 class ReadyPlan:
-    """The steps of a plan on one device.
+    """The steps of a plan on one device, their kernels compiled.
 
-    Tables and values are made before `run`, so that nothing is queued if one is refused.
-    direct: indices of arrays whose addresses are arguments themselves, not only in tables.
-    device: its number. n_arrays: arrays of a call, direct or not.
+    `direct` are indices of the arrays whose addresses are kernel arguments themselves; others are
+    in tables: structs of addresses that are passed by value. Tables and values (arguments that
+    depend on changing numbers) are made before `run`, so that nothing is queued if one is refused.
     """
 
     def __init__(
@@ -86,6 +86,12 @@ class ReadyPlan:
         plan: Plan,
         n_arrays: int,
     ) -> None:
+        """Compile the plan's kernels, and check its arguments.
+
+        declared, source: the operator's declaration, and what loads its CUDA source. backend,
+        device: by which it runs, and the device's number. n_arrays: of a call, inputs and results;
+        `Spec.place` is an index among them.
+        """
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
         self._backend, self._device = backend, device
@@ -97,15 +103,18 @@ class ReadyPlan:
         self.direct = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
         in_row = sorted(self.direct)  # others are in tables, on the host, or unused
-        self._pick = None if len(in_row) == n_arrays else getter(in_row)  # direct of all arrays
-        starts = self._arguments.starts(len(in_row))
+        self._pick = None if len(in_row) == n_arrays else getter(in_row)  # direct ones of all
+        starts = self._arguments.starts(len(in_row))  # where sections of other arguments begin
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
         start = plan.scratch_start  # after the zeros in a caller's workspace
         self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
+        # The last (plain bytes, zeros) of a store, and pointers into them; see `scratch`.
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
         rows = [_indices(places, at, starts) for _, places, _ in ready]
+        # Of each step: kernel, grid, block, bytes of shared memory, a function that picks its
+        # arguments from the row (direct arrays, scratch, constants, tables, values), the step.
         self._steps = [
             (*run, getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
         ]
@@ -120,17 +129,17 @@ class ReadyPlan:
     def _as_packed(
         self, n_direct: int, rows: Sequence[tuple[int, ...]]
     ) -> list[Packed | _Piece] | None:
-        """Group steps: consecutive kernels as one `Packed`; None without a driver.
+        """Return the steps with consecutive kernels as one `Packed`; None without a driver.
 
-        n_direct: arrays whose addresses are arguments. rows: for each step the places of its
-        arguments among these, scratch memory, constants and new values.
+        n_direct: arrays whose addresses are arguments. rows: for each step the indices of its
+        arguments in the row (direct arrays, scratch memory, constants, tables, values).
         """
         driver, arguments = self._backend.driver, self._arguments
         if driver is None:
             return None
         n_words = n_direct + len(arguments.scratch)
         new = [item.dtype for section in (arguments.tables, arguments.dynamic) for item in section]
-        types: list[Any] = [WORD] * n_words
+        types: list[Any] = [WORD] * n_words  # dtype of each item of the row; None: only for `Work`
         types += [getattr(value, "dtype", None) for value in arguments.constants] + new
         queued: list[Packed | _Piece] = []
         pairs = zip(self._steps, rows, strict=True)
@@ -140,7 +149,7 @@ class ReadyPlan:
             if not is_kernel:
                 queued += [(function, pick) for (function, _, _, _, pick, _), _ in group]
                 continue
-            steps = [
+            steps = [  # step[:4]: kernel, grid, block, bytes of shared memory
                 PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
                 for step, row in group
             ]
@@ -148,15 +157,19 @@ class ReadyPlan:
         return queued
 
     def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
-        """Return the structs of addresses, for arrays at these."""
+        """Return the structs of addresses; addresses: of all arrays of a call, then results."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
-        """Return arguments that depend on changing values, cast and checked."""
+        """Return all arguments that depend on changing values ({index of input: value}), cast."""
         return [dynamic.of(changing) for dynamic in self._arguments.dynamic]
 
     def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
-        """Return a function from the value at one index to `values`; the others are `known`."""
+        """Return a function from the value of the input with index `place` to the list of all
+        arguments that depend on changing values, as `values` returns it.
+
+        known: the list for any value of it; what does not depend on it is copied from there.
+        """
         return renew(self._arguments.dynamic, known, place)
 
     def run(
@@ -189,7 +202,10 @@ class ReadyPlan:
     def _call(
         self, row: Sequence[object], tables: Sequence[object], values: Sequence[object]
     ) -> None:
-        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory."""
+        """Call kernels without a driver; row: direct arrays, then pointers into scratch memory.
+
+        tables: structs of addresses. values: arguments that depend on changing numbers.
+        """
         recording.leave()
         row = (*row, *self._constants, *tables, *values)
         marks = own_marks()
@@ -207,10 +223,11 @@ class ReadyPlan:
         new: Sequence[object],
         stream: int,
     ) -> None:
-        """Queue the steps, with the call's marks after the first and the last.
+        """Queue the steps, and call the operator call's marks.
 
-        arrays: direct ones. words: their addresses, then those of scratch memory. new: tables,
-        then arguments that depend on changing values.
+        If all steps are kernels, marks follow the first launch and the last; else they come before
+        all and after all. arrays: direct ones, for `Work`. words: their addresses, then those of
+        scratch memory. new: tables, then arguments that depend on changing values.
         """
         assert self._queued is not None
         if _log is not None:
@@ -231,16 +248,19 @@ class ReadyPlan:
 
     @property
     def takes_addresses(self) -> bool:
-        """Return True if steps need only addresses, as `run_at` takes."""
+        """Return True if steps need only addresses of arrays, so that `run_at` needs no values."""
         return self.takes_numbers and not self._arguments.dynamic
 
     @property
     def takes_numbers(self) -> bool:
-        """Return True if steps need only addresses and numbers, as `run_at` takes."""
+        """Return True if steps need only addresses of arrays, and numbers, for `run_at`."""
         return not self.takes_objects and not self.has_tables
 
     def queue(self, words: Sequence[int], new: Sequence[object], stream: int) -> None:
-        """Queue steps if it `takes_numbers`; words, new: as of `_queue_pieces`."""
+        """Queue the steps on a stream; only if it `takes_numbers`.
+
+        words: addresses of direct arrays, then of scratch memory. new: arguments from `values`.
+        """
         if _log is not None or self._packed is None:
             self._queue_pieces((), words, new, stream)
         else:
@@ -265,10 +285,11 @@ class ReadyPlan:
         is_clear: bool = False,
         values: Sequence[object] = (),
     ) -> None:
-        """Queue steps over arrays at these addresses, if it `takes_numbers`.
+        """Queue steps over other arrays of the same dtypes and shapes; only if it `takes_numbers`.
 
-        stream: address of a stream of the current device. workspace: address of scratch memory;
-        is_clear: its zeros are zero. values: from `values`.
+        addresses: of the `direct` arrays, in order. stream: address of a stream of the current
+        device. workspace: address of `workspace_nbytes` of scratch memory; is_clear: its first
+        `zeros_nbytes` are zero. values: from `values`.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
@@ -320,7 +341,10 @@ class RangedPlan(ReadyPlan):
 def _indices(
     places: Sequence[Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Return the indices of a step's arguments in the row of all values."""
+    """Return the indices of a step's arguments in the row (direct arrays, *sections).
+
+    at: for each direct array its index in the row. starts: where each section begins, by its `id`.
+    """
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
 
 
@@ -328,7 +352,7 @@ _Section = list[Any]  # one of the lists below
 
 
 class Table(NamedTuple):
-    """A struct of addresses."""
+    """A struct of addresses: its dtype, and a function to it from the addresses of all arrays."""
 
     dtype: Dtype
     fill: Address
@@ -336,12 +360,12 @@ class Table(NamedTuple):
 
 @dataclass
 class Arguments:
-    """The arguments of all steps: sections of one row of values, after the arrays."""
+    """The arguments of all steps: sections that follow the direct arrays in one row of values."""
 
-    scratch: list[Scratch] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    dynamic: list[DynamicArgument] = field(default_factory=list)
+    scratch: list[Scratch] = field(default_factory=list)  # pieces of scratch memory
+    constants: list[Any] = field(default_factory=list)  # cast to the parameters' types
+    tables: list[Table] = field(default_factory=list)  # structs of addresses
+    dynamic: list[DynamicArgument] = field(default_factory=list)  # made of changing numbers
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; return it, and the item's index."""
@@ -356,16 +380,18 @@ class Arguments:
 
 
 Place = int | tuple[_Section, int]  # index of an array, or in a section
-Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
-Ready = tuple[Run, list[Place], Step]
+Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # kernel, grid, block, shared bytes
+Ready = tuple[Run, list[Place], Step]  # with the place of each argument
 
 
 class Builder:
-    """Compiles steps, checks their arguments and collects these."""
+    """Compiles steps, checks their arguments and collects these in `arguments`."""
 
     def __init__(
         self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
     ) -> None:
+        """declared: of the operator, for messages. source: loads its family's CUDA source. backend,
+        device: for which it compiles, and the device's number."""
         self._declared = declared
         self._source = source
         self._backend = backend
@@ -384,7 +410,11 @@ class Builder:
         return load(step.family) if step.family else self._source()
 
     def make_ready(self, step: Step) -> Ready:
-        """Return a step's kernel, or its `Work` as one, and the places of its arguments."""
+        """Return ((kernel, grid, block, bytes of shared memory), place of each argument, step).
+
+        A place is the index of an array, or (section of `arguments`, index there). A `Work` is
+        called as a kernel, with an empty grid and block.
+        """
         if isinstance(step, Work):
             work = self._backend.work(step.name)
             places = [self._work_place(arg) for arg in step.args]
@@ -413,7 +443,8 @@ class Builder:
         return wanted
 
     def _place(self, step: Launch, parameter: Parameter, arg: object) -> Place:
-        """Return the place of an argument of a launch."""
+        """Check `arg` of a launch against the kernel's parameter; return its place: the index of an
+        array, or (section of `arguments` to which it is appended, index there)."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
             return self._either_place(either_layout(parameter), arg)
@@ -430,7 +461,11 @@ class Builder:
         return self._fixed_place(cast(step, parameter, arg))
 
     def _either_place(self, layout: Dtype, arg: object) -> Place:
-        """Return the place of the struct from which a kernel reads a number or an array."""
+        """Return the place of an Either struct, which has `arg`: a number, or an array's address.
+
+        layout: the struct's dtype. A changing number that several launches read is one argument for
+        all of them.
+        """
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
             return add(arguments.tables, Table(layout, either_at(layout, arg)))
@@ -446,7 +481,7 @@ class Builder:
         return add(arguments.constants, either(layout, arg))
 
     def _numbers(self, holder: str, changing: Changing, make: Make) -> MakeDynamic:
-        """Return a function that makes an argument of C type `holder` from a changing number."""
+        """Return a function from all changing numbers to an argument of C type `holder`."""
         name = self._declared.inputs[changing.place].name
         return check_number(self._declared.name, name, holder, make, changing)
 
@@ -459,7 +494,7 @@ class Builder:
         return self._fixed_place(arg)
 
     def _fixed_place(self, arg: object) -> Place:
-        # For scratch memory, a struct of addresses, or a constant.
+        """Return the place of scratch memory, a struct of addresses, or a constant."""
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
@@ -473,7 +508,7 @@ _ALIGNMENT = 16  # of values that are no words
 
 
 class PackedStep(NamedTuple):
-    """A launch, and the indices of its arguments in the row of values."""
+    """A launch, and the indices of its arguments in the row (words, constants, new values)."""
 
     head: Head
     places: tuple[int, ...]
@@ -483,14 +518,13 @@ class _Block(NamedTuple):
     """Memory with a row of values and their addresses, and the launches that read these."""
 
     memory: memoryview
-    launches: tuple[
-        tuple[Callable[..., object], int], ...
-    ]  # the driver's, and the address of its arguments
+    # The driver's function, and the address of the launch's row of argument addresses.
+    launches: tuple[tuple[Callable[..., object], int], ...]
     known: list[Any]  # new values of the last call, which are written already
     last: list[Any]  # a stream, and the launches on it
 
     def on(self, stream: int) -> Sequence[Callable[[], object]]:
-        """Return the launches on a stream, and cache them."""
+        """Return functions that launch on the stream at an address, cached for the last one."""
         queued = [partial(launch, stream, arguments, 0) for launch, arguments in self.launches]
         self.last[:] = stream, queued
         return queued
@@ -514,9 +548,11 @@ class Packed:
         constants: Sequence[Any],
         new: Sequence[Dtype | None],
     ) -> None:
+        """Lay out a block: n_words words of 8 bytes, constants, new values of these dtypes (None
+        takes no room). In `steps` an argument is an index in (words, constants, new values)."""
         self._driver = driver
         self._steps, self._constants = steps, constants
-        self._offsets = [WORD.itemsize * i for i in range(n_words)]
+        self._offsets = [WORD.itemsize * i for i in range(n_words)]  # in bytes, of every value
         self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
         self._fixed = [self._span(getattr(value, "nbytes", 0)) for value in constants]
         self._new = [self._span(0 if dtype is None else dtype.itemsize) for dtype in new]
@@ -532,8 +568,9 @@ class Packed:
     ) -> None:
         """Queue all launches, or none: no signal handler runs in between.
 
-        words, new: addresses and new values, as drawn above. stream: its address. marks: flags
-        that are set together with the launches.
+        words: addresses of arrays, then of scratch memory. new: structs of addresses, and arguments
+        that depend on changing numbers. stream: its address. marks: functions that set flags, after
+        the first launch and the last.
         A call takes its block from the free ones until its last launch, so that other threads and
         nested calls use other blocks.
         """
@@ -564,7 +601,7 @@ class Packed:
         self._free.append(block)
 
     def _renew(self, block: _Block, new: Sequence[Any]) -> None:
-        """Write new values that are not in a block already."""
+        """Write those of the new values that are not in the block already, from its last call."""
         memory, _, known, _ = block
         for i, value in enumerate(new):
             if value is not known[i]:
@@ -574,7 +611,10 @@ class Packed:
                 known[i] = value
 
     def _note(self, words: Sequence[int], new: Sequence[Any], stream: int) -> None:
-        """Note the launches in this thread's recording, with a block of their own."""
+        """Add launches, with a block of their own, to this thread's recording.
+
+        words: addresses. new: the other arguments that are not constant. stream: its address.
+        """
         current = recording.current()
         if current is not None:
             block = self._block()
@@ -584,7 +624,7 @@ class Packed:
             current.memory.append(block.memory)
 
     def _span(self, nbytes: int) -> slice:
-        """Allocate bytes for the next value in a block."""
+        """Reserve aligned bytes for the next value in every block; return where they are."""
         start = self._end
         self._offsets.append(start)
         self._end += align_up(nbytes, _ALIGNMENT)

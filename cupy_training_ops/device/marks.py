@@ -33,7 +33,7 @@ waiting: dict[int, Marks] = {}  # of the next operator call of each thread
 
 
 def _forget_other_threads() -> None:
-    """Drop marks of threads that a forked child lacks: it reuses their identifiers."""
+    """Drop marks of threads that a forked child lacks, as it reuses their identifiers."""
     for thread in waiting.keys() - {get_ident()}:
         del waiting[thread]
 
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def call_with_marks(marks: Marks, function: Callable[..., T], *args: object) -> T:
-    """Call a function; the first operator call in it takes these marks, by `own_marks`."""
+    """Return function(*args); the first operator call in it takes these marks, by `own_marks`."""
     thread = get_ident()
     try:
         waiting[thread] = marks
@@ -58,7 +58,10 @@ def own_marks() -> Marks:
 
 
 def in_turn(writes: Sequence[Callable[[], object]], marks: Marks = NO_MARKS) -> None:
-    """Call writes, which are C functions, and marks in turn, without a signal in between."""
+    """Call writes, which are C functions, and marks in turn, without a signal in between.
+
+    marks.first follow the first write, marks.last the last.
+    """
     make_all((*writes[:1], *marks.first, *writes[1:], *marks.last))
 
 
@@ -68,5 +71,5 @@ def at_once(writes: Sequence[Callable[[], object]]) -> None:
 
 
 def make_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Call functions in turn, from C code."""
+    """Call functions in turn from C code, so that no signal handler runs between them."""
     list(map(call, calls))

@@ -24,10 +24,10 @@ Queue = Callable[[], object]  # a C function: queues work, and returns what is f
 
 @dataclass
 class Recording:
-    """Calls that a thread queued, in order; is_whole: False if it did more than can be noted."""
+    """Launches of a thread, in order; is_whole: False if it also queued what cannot be noted."""
 
-    calls: list[Queue] = field(default_factory=list)
-    memory: list[object] = field(default_factory=list)  # that the calls read
+    calls: list[Queue] = field(default_factory=list)  # each makes its launch again
+    memory: list[object] = field(default_factory=list)  # blocks of arguments that the calls read
     is_whole: bool = True
 
 
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=active.clear)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Recording]:
-    """Note what this thread queues inside."""
+    """Note the launches that this thread queues inside, in the Recording that is yielded."""
     recording, thread = Recording(), get_ident()
     before = active.get(thread)
     active[thread] = recording
@@ -51,20 +51,23 @@ def recorded() -> Iterator[Recording]:
 
 
 def current() -> Recording | None:
-    """Return this thread's recording."""
+    """Return this thread's recording; None if it is not inside `recorded`."""
     return active.get(get_ident()) if active else None
 
 
 def leave() -> None:
-    """Say that what is done now cannot be noted."""
+    """Set `is_whole` of this thread's recording to False: what is done now cannot be noted."""
     recording = current()
     if recording is not None:
         recording.is_whole = False
 
 
 def make_again(calls: Sequence[Queue], marks: Marks = NO_MARKS) -> None:
-    """Make calls and marks in turn, without a signal's handler in between; RuntimeError where one
-    fails."""
+    """Make calls and marks in turn, without a signal's handler in between.
+
+    Marks are flags that are set after the first call and the last. RuntimeError if a call returns
+    anything true, such as an error code: later ones are not made.
+    """
     if marks is not NO_MARKS:
         calls = (*calls[:1], *marks.first, *calls[1:], *marks.last)
     if any(map(call, calls)):

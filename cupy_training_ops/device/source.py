@@ -27,7 +27,7 @@ _QUALIFIER = re.compile(r"\b(const|__restrict__|__grid_constant__|volatile|struc
 
 @dataclass(frozen=True)
 class Parameter:
-    """One kernel parameter as written in CUDA: `const T* x` is (x, T, pointer)."""
+    """One kernel parameter as written in CUDA: `const T* x` is ("x", "T", True)."""
 
     name: str
     c_type: str
@@ -36,7 +36,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Source:
-    """One `.cu` file with its headers inlined, and the kernels it defines."""
+    """One `.cu` file with its headers inlined, and its kernels' parameters by name."""
 
     name: str
     code: str
@@ -94,7 +94,8 @@ def _inline(path: Path, folder: Path, seen: set[Path]) -> list[str]:
 
 
 def _home_of(name: str, path: Path, folder: Path) -> Path:
-    """Return the folder with a local include: the including file's, or `cuda_src`."""
+    """Return the folder with the include `name`: `folder`, the root of the including file `path`,
+    or `cuda_src`."""
     for home in (folder, source_folder()):
         if (home / name).is_file():
             return home
@@ -103,11 +104,13 @@ def _home_of(name: str, path: Path, folder: Path) -> Path:
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
+    """Parse the text between a kernel's parentheses."""
     parts = [part for part in (piece.strip() for piece in _BETWEEN.split(text)) if part]
     return tuple(_parameter(part) for part in parts)
 
 
 def _parameter(text: str) -> Parameter:
+    """Parse one parameter: the last word is its name, the others but for qualifiers its type."""
     words = _QUALIFIER.sub(" ", text).replace("*", " * ").split()
     *type_words, name = words
     pointer = "*" in type_words

@@ -23,7 +23,7 @@ from ..forks import InChild
 T = TypeVar("T")
 RELAXED = 2  # CUstreamCaptureMode
 FIRST = -1000  # a stream's priority; CUDA clamps it to the highest
-Mark = object  # an event after work on the side stream
+Mark = object  # an event that was recorded on the side stream; None on the host
 
 
 @contextlib.contextmanager
@@ -66,24 +66,28 @@ class Streams:
         """Let the side stream wait for a stream, by its address; return it."""
 
     def on_side(self, function: Callable[[], T]) -> T:
-        """Call a function with the side stream current."""
+        """Call a function with the side stream current, and return its result."""
         return function()
 
     def mark(self) -> Mark:
-        """Record an event on the side stream."""
+        """Record an event on the side stream, and return it; here None."""
 
     def join(self, stream: object, mark: Mark) -> None:
-        """Let a stream wait for a mark."""
+        """Let `stream` wait for a mark, an event of `mark`."""
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """Copy a few numbers of the side stream; return (NumPy array, event or None)."""
+        """Copy a small array on the side stream; return (NumPy array, event or None).
+
+        The copy is complete once event.query() is True; None: it is.
+        """
         return numbers, None
 
 
 class Cuda(Streams):
-    """CuPy's current stream of one device, and a side stream; first: of the highest priority."""
+    """CuPy's current stream of one device, and a side stream."""
 
     def __init__(self, device: int, first: bool = False) -> None:
+        """Make a side stream on a device; first: of the highest priority."""
         self._cuda = sys.modules["cupy"].cuda
         self._device = device
         with self._cuda.Device(device):
@@ -100,7 +104,10 @@ class Cuda(Streams):
         self._side.wait_event(self._record(self.current()))
 
     def side_after(self, stream: int) -> Any:
-        """Wait by an event that is recorded again each time; earlier waits stay valid."""
+        """Let the side stream wait for the stream at an address; return the side stream.
+
+        One event is recorded again each time: waits that were queued before stay valid.
+        """
         runtime = self._cuda.runtime
         with self._cuda.Device(self._device):  # stream 0 is the current device's
             self._event = self._event or self._cuda.Event(disable_timing=True)
@@ -114,7 +121,7 @@ class Cuda(Streams):
             return function()
 
     def mark(self) -> Mark:
-        """Record an event on the side stream."""
+        """Record an event on the side stream, and return it."""
         return self._record(self._side)
 
     def join(self, stream: Any, mark: Any) -> None:
@@ -122,7 +129,7 @@ class Cuda(Streams):
         stream.wait_event(mark)
 
     def copy_to_host(self, numbers: Any) -> tuple[Any, Any]:
-        """Queue a copy of a few numbers to page-locked memory; return it, and its event."""
+        """Queue a copy of a small array to page-locked memory; return (NumPy array, event)."""
         memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
@@ -136,6 +143,7 @@ class Cuda(Streams):
         return self._under_way[-1]
 
     def _record(self, stream: object) -> Any:
+        """Record a new event on a stream, and return it."""
         with self._cuda.Device(self._device):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)
@@ -147,7 +155,8 @@ NO_EVENT = -1
 
 
 class Events(InChild):
-    """Recorded marks by the number of an event, until one waits for it."""
+    """Marks (CUDA events) by the caller's numbers: `record` stores one, `take` waits for and takes
+    it, which may be in another thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +168,7 @@ class Events(InChild):
         self._marks: dict[int, object] = {}
 
     def record(self, identifier: int, mark: Callable[[], object]) -> bool:
-        """Store the mark of an event; return False, without calling `mark`, if it has one."""
+        """Store mark() under a number; return False, without a call, if that is in use."""
         with self._changed:
             if identifier in self._marks:
                 return False
@@ -168,9 +177,9 @@ class Events(InChild):
             return True
 
     def take(self, identifier: int, timeout: float) -> object:
-        """Wait until an event has been recorded, and remove and return its mark.
+        """Wait until a mark has this number (`identifier`); remove and return it.
 
-        TimeoutError if it is not recorded within `timeout` seconds.
+        TimeoutError if there is none within `timeout` seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: identifier in self._marks, timeout):

@@ -14,7 +14,7 @@ Check = Callable[[Tensors], bool]
 
 
 def like(tensors: Tensors) -> Check:
-    """Return a function that is True for tensors with the metadata of these, in their order.
+    """Return a function that is True for as many tensors with the metadata of these, in order.
 
     Metadata: type, dtype, shape, strides, device, and what PyTorch dispatches by.
     """
@@ -33,7 +33,8 @@ def like(tensors: Tensors) -> Check:
 
 
 def _guards(tensors: Tensors) -> Callable[..., bool] | None:
-    """Return the check of PyTorch's private TensorGuards, ten times faster, or None."""
+    """Return check(*others) of PyTorch's private TensorGuards, ten times faster than Python's; None
+    if this PyTorch has none."""
     try:
         kind = sys.modules["torch"]._C._dynamo.guards.TensorGuards
         check = kind(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -44,6 +45,7 @@ def _guards(tensors: Tensors) -> Callable[..., bool] | None:
 
 
 def _form(tensor: Any) -> object:
+    """Return a tensor's metadata, equal for tensors that a call treats alike."""
     shape = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
     return *shape, tensor.is_neg(), tensor.is_conj()
 
@@ -65,7 +67,7 @@ def addresses(tensors: Tensors) -> list[int]:
 
 
 def raise_versions(tensors: Tensors) -> None:
-    """Raise versions of written tensors, so that autograd refuses what it saved of them."""
+    """Raise the versions of written tensors, by which autograd notices changes of saved ones."""
     sys.modules["torch"].autograd.graph.increment_version(tensors)
 
 
@@ -78,9 +80,10 @@ def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
 
 
 class Watched:
-    """A guard of tensors' addresses and metadata; of `own` tensors, addresses only."""
+    """A guard that says if tensors still have the addresses and metadata of its making."""
 
     def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
+        """tensors: to be watched. own: more, of which only addresses are compared."""
         self.tensors = tuple(tensors)
         self.before = list(map(state, self.tensors))
         self._every = (*self.tensors, *own)

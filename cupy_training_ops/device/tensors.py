@@ -21,6 +21,7 @@ from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
 from .cuda import CudaBackend
 from .tensor_guards import dense_strides, state
 
+# PyTorch's dtypes by NumPy's, and the other way round.
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}
 _COMPLEX = {o: dtype for dtype, o in _OWN.items() if dtype.kind == "c"}
@@ -39,10 +40,14 @@ class TensorBackend(CudaBackend):
 
     def __init__(self) -> None:
         n_devices = torch.cuda.device_count()
+        # Number of each device; a KeyError says that a tensor is on none of them.
         self.devices = {torch.device("cuda", index): index for index in range(n_devices)}
 
     def info(self, array: Tensor) -> Info:
-        """Return the fields of ArrayInfo; KeyError for a tensor that has to be adopted."""
+        """Return (backend, dtype, shape, is aligned to 16 bytes, strides in bytes or None, device).
+
+        KeyError for a tensor that has to be converted, as it does not show its memory as it is.
+        """
         dtype, device = _FOREIGN.get(array.dtype) or _complex(array), self.devices[array.device]
         try:
             address = array.data_ptr()
@@ -54,7 +59,7 @@ class TensorBackend(CudaBackend):
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 
     def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
-        """Return the `info` of each tensor, None for None."""
+        """Return the tuple of `info` (backend, dtype, ...) for each tensor; None for None."""
         return [None if array is None else self.info(array) for array in arrays]
 
     def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
@@ -62,7 +67,7 @@ class TensorBackend(CudaBackend):
         return [0 if array is None else array.data_ptr() for array in arrays]
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
-        """Return what may change of tensors: everything."""
+        """Return (address, shape, strides, dtype) of each tensor, which may all change."""
         return [None if array is None else state(array) for array in arrays]
 
     def offset(self, array: Tensor, nbytes: int) -> int:
@@ -71,7 +76,7 @@ class TensorBackend(CudaBackend):
         return address
 
     def views(self, array: Tensor, pieces: Sequence[Piece]) -> tuple[Tensor, ...]:
-        """Return views of a contiguous tensor; pieces: (offset in bytes, shape)."""
+        """Return a view of a contiguous tensor for each piece (offset in bytes, shape)."""
         data = array.detach()
         start, size = data.storage_offset(), data.element_size()
         return tuple(
@@ -83,7 +88,7 @@ class TensorBackend(CudaBackend):
         return array.permute(*axes)
 
     def maker(self, spec: Spec, device: int) -> Callable[[], Tensor]:
-        """Return a function that allocates a tensor.
+        """Return a function that allocates a tensor of this shape and dtype on a device.
 
         On the current device, without dispatch modes, it calls the function of compiled code, which
         skips the dispatcher and takes half the time.
@@ -105,11 +110,11 @@ class TensorBackend(CudaBackend):
         return self.maker(spec, device)()
 
     def zeros(self, nbytes: int, device: int) -> Tensor:
-        """Allocate zeroed bytes from PyTorch's pool."""
+        """Allocate a uint8 tensor of zeros from PyTorch's pool."""
         return torch.zeros(nbytes, dtype=torch.uint8, device=torch.device(self.kind, device))
 
     def fill(self, array: Tensor, nbytes: int, byte: int) -> None:
-        """Fill by the driver's memset, which a capture records too."""
+        """Queue a memset of the first `nbytes` bytes to `byte`, which a capture records too."""
         if nbytes:
             stream = self.stream_address(array.get_device())
             cupy.cuda.runtime.memsetAsync(array.data_ptr(), byte, nbytes, stream)
@@ -125,11 +130,11 @@ class TensorBackend(CudaBackend):
         return _tensor(array).to(torch.device(self.kind, self.current_device()))
 
     def of_host(self, array: HostArray) -> Tensor:
-        """Return a host result as a CPU tensor."""
+        """Return an output in host memory as the caller gets it: a CPU tensor."""
         return _tensor(array)
 
     def overwrite(self, array: Tensor, source: HostArray) -> None:
-        """Copy the elements in the order of the current stream."""
+        """Copy `source`, of the same shape, into the tensor on the current stream."""
         array.detach().copy_(_tensor(np.asarray(source, order="C")))
 
     def stream(self, device: int) -> Hashable:
@@ -143,7 +148,7 @@ class TensorBackend(CudaBackend):
         return address
 
     def stream_of(self, device: int) -> Callable[[], int]:
-        """Return a function that returns `stream_address`, PyTorch's own if possible."""
+        """Return a function that returns `stream_address(device)`, PyTorch's own if possible."""
         return partial(_raw_stream or self.stream_address, device)
 
     def is_alone(self, device: int) -> bool:
@@ -159,12 +164,15 @@ class TensorBackend(CudaBackend):
         return True
 
     def work(self, name: str) -> Callable[..., None]:
-        """Return the function of a `Work`; only copies are supported."""
+        """Return the function that does a `Work` of this name; only "copy" is supported."""
         return {"copy": _copy}[name]
 
 
 def array_over(tensor: Tensor, info: Info) -> cupy.ndarray:
-    """Return a CuPy array over a contiguous tensor, in a tenth of the time of DLPack."""
+    """Return a CuPy array over a contiguous tensor, in a tenth of the time of DLPack.
+
+    info: the tensor's, from `TensorBackend.info`.
+    """
     _, dtype, shape, _, _, device = info
     memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor, device)
     return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -175,7 +183,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 
 def _complex(array: Tensor) -> Dtype:
-    """Return a complex dtype; KeyError for others, and for conjugated tensors."""
+    """Return a tensor's complex dtype; KeyError if it is none, or the tensor a lazy conjugate."""
     dtype = _COMPLEX[array.dtype]
     if array.is_conj():
         raise KeyError(type(array))

@@ -17,7 +17,7 @@ from ..forks import Locked
 
 POISON = 0xFF  # NaN of every type
 _of_graphs: list[Array] = []  # never freed: a graph may outlive its operator
-_state = threading.local()
+_state = threading.local()  # of the contexts below: `is_behind`, `stores`
 
 
 @contextlib.contextmanager
@@ -31,13 +31,16 @@ def behind_graphs() -> Iterator[None]:
         _state.is_behind = before
 
 
-Stores = dict[object, "Store"]  # of one owner
+Stores = dict[object, "Store"]  # of one owner, by operator instance, device, depth and sizes
 
 
 @contextlib.contextmanager
 def in_stores(stores: Stores) -> Iterator[None]:
-    """Let calls inside use scratch memory in `stores`, which is added where there is none: what is
-    there stays, for launches that are made again. The owner orders them one after the other."""
+    """Let calls inside use scratch memory in `stores`, adding what is missing.
+
+    Nothing there is replaced, as recorded launches that are made again use it. The owner of
+    `stores` orders these one after the other.
+    """
     before, _state.stores = getattr(_state, "stores", None), stores
     try:
         yield
@@ -46,11 +49,12 @@ def in_stores(stores: Stores) -> Iterator[None]:
 
 
 def _is_behind_graphs() -> bool:
+    """Return True inside `behind_graphs`."""
     return getattr(_state, "is_behind", False)
 
 
 class Store:
-    """The scratch memory of one instance and stream, in a buffer for each kind.
+    """The scratch memory of one instance and stream: two uint8 arrays on the device.
 
     plain: arbitrary bytes. zeros: zero between calls, as kernels clear it; after an exception
     `is_zero` is False, and it is cleared before the next call.
@@ -80,24 +84,29 @@ class Workspaces(Locked):
     A call holds `lock` from `get` to its last launch, as two threads may have the same stream. A
     finalizer or signal handler may run the operator again between two launches: each `depth` of
     such calls has its own memory.
+
+    In its methods plain_nbytes are bytes of any value, zeros_nbytes bytes that are 0 before and
+    after a call; device is a device's number.
     """
 
     def __init__(self, op: str) -> None:
         super().__init__()
-        self._op = op
-        self.depth = 0
+        self._op = op  # its name, for messages
+        self.depth = 0  # calls that are between two of their launches
+        # By backend, device, stream, depth.
         self._stores: dict[tuple[Backend, int, Hashable, int], Store] = {}
-        self._retired: list[Array] = []
-        self._poisons = False
+        self._retired: list[Array] = []  # buffers that were too small
+        self._poisons = False  # new bytes are POISON, for tests
 
     def recover(self) -> None:
         """Reset `depth`: no call is between two launches any more."""
         self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return the current stream's store, of at least so many bytes of each kind.
+        """Return scratch memory for a call on the device's current stream, one Store for each.
 
-        plain_nbytes: bytes of any value; zeros_nbytes: bytes that are 0 before and after a call.
+        Under capture it has to exist already, and belongs to graphs from then on: later calls get
+        another one.
         """
         stores: Stores | None = getattr(_state, "stores", None)
         if stores is not None:
@@ -121,7 +130,7 @@ class Workspaces(Locked):
     def _own(
         self, stores: Stores, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
     ) -> Store:
-        """Return an owner's store for a call of these sizes."""
+        """Return the store for a call of these sizes in `stores`, which `in_stores` passed."""
         key = (self, device, self.depth, plain_nbytes, zeros_nbytes)
         if key not in stores:
             stores[key] = self._new(backend, device, plain_nbytes, zeros_nbytes)
@@ -135,14 +144,17 @@ class Workspaces(Locked):
         return Store(plain, backend.zeros(zeros_nbytes, device))
 
     def _plain(self, backend: Backend, device: int, nbytes: int) -> Array:
-        """Allocate arbitrary bytes."""
+        """Allocate uninitialised bytes, or for tests bytes of POISON."""
         memory = backend.empty(Spec((nbytes,), UINT8), device)
         if self._poisons:
             backend.fill(memory, nbytes, POISON)
         return memory
 
     def _capture(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
-        """Return the store for a captured graph, which owns its memory from now on."""
+        """Return the store for a call under capture, whose graph owns its memory from now on.
+
+        ProviderError if it is None or too small: nothing can be allocated under capture.
+        """
         if store is None or not store.serves(plain_nbytes, zeros_nbytes):
             raise ProviderError(
                 f"{self._op}: workspace: a call under graph capture needs {plain_nbytes} bytes of "
@@ -157,7 +169,7 @@ class Workspaces(Locked):
     def _renew(
         self, store: Store, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
     ) -> None:
-        """Replace buffers that are too small, and clear zeros that may not be zero."""
+        """Replace buffers of `store` below so many bytes; clear zeros that may not be zero."""
         if store.plain.nbytes < plain_nbytes:
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.nbytes)
@@ -185,16 +197,17 @@ class Workspaces(Locked):
 
     @staticmethod
     def clear(backend: Backend, device: int, store: Store) -> None:
-        """Queue clearing of `zeros`."""
+        """Queue a memset of the store's `zeros` to 0 on the device's current stream."""
         with backend.on(device):
             backend.fill(store.zeros, store.zeros.nbytes, 0)
         store.is_zero = True
 
 
 def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:
-    """Refuse a caller's workspace unless it is contiguous, aligned, large enough uint8.
+    """Refuse a caller's workspace unless it is contiguous, aligned uint8 of `nbytes` or more.
 
-    got, home: the info of the workspace and of the call's arrays.
+    op: its name, for messages. got, home: the info of the workspace, and of an array of the call,
+    whose device it must have.
     """
     fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
     if not (fits and got.strides is None and got.aligned and got.place == home.place):

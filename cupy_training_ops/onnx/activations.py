@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Values that go from the forward part of a training graph to the backward part, as codes.
+"""Activations between the forward and backward part of a training graph, stored as codes.
 
-A graph says who reads a value, so a rule by readers is enough: what nothing but these reads is
-stored as codes between its last reader in the forward part and its first one in the backward part.
+Codes are the compressed form in which an ActivationStash stores arrays, of a few bits an element.
+Which accuracy a value needs follows from its readers in the backward part: READ says it for each.
+The value is stored behind its last reader in the forward part, and read before its first reader in
+the backward part.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from .vectors import dense
 PUT, GET = "::put", "::get"  # no operator has such a name
 LEAST = 64 << 10  # bytes; smaller arrays stay as they are
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-# What a gradient's input is read for: (operator, place).
+# What a gradient reads an input for, a `need` of ActivationStash.put: (operator, index of the
+# input). "channels" is "normalised" with a row for each channel; others need "exact" numbers.
 READ: Mapping[tuple[str, int], str] = {
     ("BatchNormalizationGrad", 1): "channels",
     ("BitmaskDropoutGrad", 1): "exact",
@@ -47,7 +50,7 @@ READ: Mapping[tuple[str, int], str] = {
 
 
 class Activations:
-    """The codes of one session's steps, by one of the stash's policies."""
+    """Stores one session's activations in `stash`, an ActivationStash of the policy `policy`."""
 
     def __init__(self, policy: Any) -> None:
         if not isinstance(policy, str) or policy not in POLICIES:
@@ -55,7 +58,7 @@ class Activations:
         self.stash = ActivationStash(policy)  # type: ignore[arg-type]
 
     def runner(self, node: Node) -> Runner | None:
-        """Return what puts a value away, or takes it back; None for other nodes."""
+        """Return the runner of a node that stores a value, or takes it back; None of others."""
         if node.op_type not in (PUT, GET):
             return None
         run = self._put if node.op_type == PUT else self._get
@@ -63,7 +66,10 @@ class Activations:
         return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: Any, values: list[Any]) -> list[Any]:
-        """Put a value away, and give its shape; a small one goes on itself, without a shape."""
+        """Store values[0] as `name`, and return [(None, its shape)]; of a small one [(it, None)].
+
+        need: for what it is read, an item of READ, which decides the codes' accuracy.
+        """
         x = values[0]
         if x.nbytes < LEAST:
             return [(x, None)]
@@ -75,16 +81,20 @@ class Activations:
         return [(None, shape)]
 
     def _get(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
+        """Return [the value stored as `name`]; values[0]: _put's (value, None) or (None, shape)."""
         value, shape = values[0]
         return [value if shape is None else self.stash.get(name).reshape(shape)]
 
 
 def with_codes(graph: Graph) -> Graph:
-    """Return the graph with nodes that put values away and take them back."""
+    """Return the graph with nodes `::put` that store values, and `::get` that take them back.
+
+    x::put = ::put(x); x::get = ::get(x::put), which the backward part reads in place of x.
+    """
     backward = _backward(graph)
     needs = _needs(graph, backward)
-    before: dict[int, list[Node]] = {}
-    after: dict[int, list[Node]] = {}
+    before: dict[int, list[Node]] = {}  # new nodes by the index of the node behind them
+    after: dict[int, list[Node]] = {}  # and of the node before them
     renamed: dict[str, str] = {}
     for name, need in needs.items():
         readers = [i for i, node in enumerate(graph.nodes) if name in node.inputs]
@@ -112,8 +122,11 @@ def with_codes(graph: Graph) -> Graph:
 
 
 def _backward(graph: Graph) -> set[int]:
-    """Return the nodes that the gradient of the first output goes into, a constant; and views
-    that they alone take."""
+    """Return the indices of the nodes of the backward part.
+
+    These depend on `<loss>_grad`, a constant, where the loss is the first output; and views of
+    forward values that they alone read.
+    """
     reached = {f"{item.name}_grad" for item in graph.outputs[:1]}
     backward = set()
     for i, node in enumerate(graph.nodes):
@@ -133,10 +146,11 @@ def _backward(graph: Graph) -> set[int]:
 
 
 def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return the need of each value that is stored as codes: {"relu_out": "sign"}, for example.
+    """Return {value's name: its need} of those that are stored as codes, as {"relu_out": "sign"}.
 
-    A value of the forward part is stored as codes if the backward part reads it, and if it needs
-    neither this value's exact numbers nor those of another one in the same memory.
+    backward: indices of the backward part's nodes. A value of the forward part is stored as codes
+    if the backward part reads it, and if it needs neither this value's exact numbers nor those of
+    another one in the same memory.
     """
     fixed = _parameters(graph)
     never_coded = fixed | {item.name for item in graph.outputs} | {""}
@@ -154,7 +168,10 @@ def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
 
 
 def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
-    """Return, for each view in the forward part, the value whose memory it has."""
+    """Return {view of the forward part: value whose memory it has}, both names.
+
+    backward: indices of the backward part's nodes.
+    """
     owner: dict[str, str] = {}
     for i, node in enumerate(graph.nodes):
         if i not in backward and node.op_type in (*VIEWS, "Split", "Slice", "Expand"):
@@ -173,7 +190,7 @@ def _parameters(graph: Graph) -> set[str]:
 
 
 def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
-    """Return the needs of the backward part for a value, seen through views."""
+    """Return the needs (of READ, or "exact") of all backward readers of a value or its views."""
     names, needs = {name}, set()
     for i in sorted(backward):
         node = graph.nodes[i]
@@ -188,8 +205,10 @@ def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
 
 
 def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> bool:
-    """Return True if every product of the forward part that takes a value, or a view of it, is
-    with parameters."""
+    """Return True if all forward products of a value, or views of it, are with parameters.
+
+    name: the value's. fixed: names of parameters. backward: indices of the backward part's nodes.
+    """
     names = {name}
     for i, node in enumerate(graph.nodes):
         if i in backward or not names.intersection(node.inputs[:1] + node.inputs[1:2]):
@@ -204,7 +223,10 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 
 def _join(read: set[str], is_linear: bool) -> str | None:
-    """Return one need for all that a value is read for; None where its exact numbers are needed."""
+    """Return one need for all that a value is `read` for; None where its exact numbers are needed.
+
+    is_linear: True if the value's products have only parameters as their other factors.
+    """
     if "exact" in read:
         return None
     if "smooth" in read:

@@ -16,11 +16,14 @@ import numpy as np
 from ..errors import ProviderError
 
 ALIGNMENT = 512  # bytes, as CuPy's pool has it
-FOREVER = 1 << 62
+FOREVER = 1 << 62  # the end of a block that was not freed
 
 
 class Block(NamedTuple):
-    """Memory of a step: its bytes, and when it is allocated and freed."""
+    """Memory of a step: its bytes, and the times of its malloc and free.
+
+    A time is the number of the call among all calls of malloc and free.
+    """
 
     nbytes: int
     start: int
@@ -28,7 +31,10 @@ class Block(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The offset of each block, in order of allocation, and the bytes of all together."""
+    """A place in one piece of memory for each block, in order of allocation, all in bytes.
+
+    sizes, offsets: of each block. nbytes: of the whole piece.
+    """
 
     sizes: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -36,14 +42,15 @@ class Plan(NamedTuple):
 
 
 def place_blocks(blocks: Sequence[Block]) -> Plan:
-    """A plan: large blocks first, each at the lowest offset that is free as long as it lives."""
+    """Return a plan: large blocks first, each at the lowest offset that is free while it lives."""
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
-    sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)
+    sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)  # upwards
     starts = np.array([b.start for b in blocks], np.int64)
     ends = np.array([b.end for b in blocks], np.int64)
     offsets = np.zeros(len(blocks), np.int64)
     placed = np.zeros(len(blocks), bool)
     for i in order:
+        # Placed blocks whose life overlaps that of block i.
         beside = np.flatnonzero(placed & (starts < ends[i]) & (starts[i] < ends))
         offsets[i] = _lowest(offsets[beside], sizes[beside], int(sizes[i]))
         placed[i] = True
@@ -52,7 +59,7 @@ def place_blocks(blocks: Sequence[Block]) -> Plan:
 
 
 def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
-    """The lowest offset of a gap of `nbytes` between blocks at these offsets, of these sizes."""
+    """Return the lowest offset of a gap of `nbytes` between blocks of these offsets and sizes."""
     free = 0
     for k in np.argsort(offsets, kind="stable"):
         if offsets[k] - free >= nbytes:
@@ -62,19 +69,22 @@ def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
 
 
 class Recorder:
-    """An allocator over another one that records when each block is allocated and freed."""
+    """An allocator for CuPy that passes calls on to `malloc` and records each block's life."""
 
     def __init__(self, malloc: Callable[[int], Any]) -> None:
         import cupy
 
         self._malloc, self._cuda = malloc, cupy.cuda
         self._device = cupy.cuda.runtime.getDevice()
-        self._blocks: list[list[int]] = []
-        self._places: dict[int, int] = {}
-        self._time = 0
+        self._blocks: list[list[int]] = []  # each [bytes, time of malloc, time of free]
+        self._places: dict[int, int] = {}  # {address: index of the last block there}
+        self._time = 0  # calls of malloc and free so far
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory of the other one; a block is recorded until the last array over it ends."""
+        """Return `nbytes` bytes of the allocator below; the block lives as long as arrays over it.
+
+        UnownedMemory holds the lease, whose end, with the last array's, calls `free`.
+        """
         memory = self._malloc(nbytes)
         if not nbytes:
             return memory
@@ -87,13 +97,16 @@ class Recorder:
         return self._cuda.MemoryPointer(owned, 0)
 
     def free(self, place: int) -> None:
-        """Note that a block is free, by its place among all."""
+        """Note that the block of index `place` in order of allocation is free."""
         self._time += 1
         self._blocks[place][2] = self._time
 
     def plan(self, results: Sequence[Any]) -> Plan:
-        """The plan of the step, when all but its results is freed; what else is still there was
-        made once, for later steps too, and is left out."""
+        """Return the plan of the recorded step, once all of its arrays but `results` are gone.
+
+        Any other block that is not freed is left out: it was allocated once, for later steps too
+        (a cache), and those will not ask for it.
+        """
         lasting = {self._places.get(array.data.mem.ptr) for array in results}
         blocks = [
             Block(*block)
@@ -104,7 +117,10 @@ class Recorder:
 
 
 class _Lease:
-    """Memory as long as an array uses it; then the recorder notes that it is free."""
+    """Keeps memory alive, and tells the recorder when it is garbage-collected itself.
+
+    place: the block's index in order of allocation. memory: CuPy's pointer to it.
+    """
 
     __slots__ = ("_memory", "_place", "_recorder")
 
@@ -120,10 +136,11 @@ class OtherMemoryError(ProviderError):
 
 
 class Arena:
-    """An allocator that gives the blocks of a plan, in one piece of memory.
+    """An allocator for CuPy whose n-th call returns the n-th block of a plan.
 
-    otherwise: allocates where another block is asked for than the plan has, and from then on, as
-    what lives beside what is no longer known. Without it that is an OtherMemoryError.
+    memory: one piece of at least `plan.nbytes` bytes. otherwise: an allocator for the first block
+    of another size than the plan's, and all behind it, since which blocks live at the same time is
+    unknown from there on. Without it such a block raises OtherMemoryError.
     """
 
     def __init__(
@@ -133,11 +150,11 @@ class Arena:
 
         self._pointer = cupy.cuda.MemoryPointer
         self._plan, self._memory, self._otherwise = plan, memory, otherwise
-        self.place = 0  # of the next block
+        self.place = 0  # index of the next block in the plan
         self.is_other = False  # True once `otherwise` was asked
 
     def malloc(self, nbytes: int) -> Any:
-        """The next block."""
+        """Return the next block of the plan, which has to be of `nbytes` bytes (see the class)."""
         i = self.place
         if self.is_other and self._otherwise is not None:
             return self._otherwise(nbytes)

@@ -39,10 +39,10 @@ from .models import Proto, Source, read_inferred
 from .writing import model_of
 
 OPSET = 17  # what older models are converted to
-RESET = "lazy_reset_grad"
-OUT = "_grad.accumulation.out"
+RESET = "lazy_reset_grad"  # the input that lets gradients begin anew
+OUT = "_grad.accumulation.out"  # ends the names of accumulators' outputs
 BOOL = np.dtype(bool)
-FIXED = {  # inputs that are not trained, by operator
+FIXED = {  # indices of inputs that are not trained, by operator
     "BatchNormalization": slice(3, 5),
     "NegativeLogLikelihoodLoss": slice(2, 3),
     "Resize": slice(1, 3),
@@ -52,7 +52,7 @@ NO_INPUTS = slice(0)
 FLAG = "onnx::update_completed::0"  # the optimizer's output
 CLIPPED = "onnx::clip_grad_norm_output::0"
 MOMENTS = ("first_order_moments", "second_order_moments")
-# By name the operator, its attributes, its inputs:
+# By name: the operator, its attributes and their defaults, its inputs.
 OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
     "AdamW": (
         "AdamWOptimizer",
@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
 
 
 class Artifacts(NamedTuple):
-    """Three models and a checkpoint, which a training session is opened from."""
+    """Three ModelProtos and a Checkpoint, from which a training session is opened."""
 
     training: Proto
     evaluation: Proto
@@ -88,9 +88,12 @@ def make_artifacts(
     """Write what trains an inference model, as `generate_artifacts` of ONNX Runtime does.
 
     folder: is made; gets training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint,
-    with `prefix` before each name. Files that are there are replaced. Other arguments as of
-    `TrainingSession.from_model`. onnxruntime-training 1.19.2 trains the files as well where it has
-    the operators; it reads models up to opset 21, and Adam's step there is of float32 alone.
+    with `prefix` before each name. Files that are there are replaced. trainable, frozen: names of
+    initializers that are trained, or not. tied: of those that are one parameter under several
+    names. clip_norm: the largest norm of all gradients together. numbers: the optimizer's, such as
+    alpha. `TrainingSession.from_model` says more of these. onnxruntime-training 1.19.2 trains the
+    files as well where it has the operators; it reads models up to opset 21, and Adam's step there
+    is of float32 alone.
     """
     if not isinstance(folder, str | os.PathLike):
         refuse("make_artifacts", "folder", "the path of a folder", shown(folder))
@@ -117,6 +120,7 @@ def make_artifacts(
 
 
 def _serialized(proto: Proto, path: Path) -> bytes:
+    """Return a model's bytes; protobuf refuses more than 2 GiB, which names `path`."""
     try:
         data: bytes = proto.SerializeToString()
     except Exception as error:  # of protobuf, whose classes are no part of its interface
@@ -138,9 +142,13 @@ def make(
     fuses: bool = False,
     **numbers: float,
 ) -> Artifacts:
-    """The artifacts of an inference model; arguments as of `TrainingSession.from_model`.
+    """Return the artifacts of an inference model; see also `TrainingSession.from_model`.
 
-    fuses: the training graph has operators of this package in place of formulas.
+    loss: a loss's name, an output's, or a FunctionProto. trainable, frozen: names of initializers
+    that are trained, or not. tied: of those that are one parameter under several names. clip_norm:
+    the largest norm of all gradients together. numbers: the optimizer's attributes by name. fuses:
+    replace formulas of many nodes (GELU, attention) by operators of this package, which ONNX
+    Runtime does not have.
     """
     graph, initializers = _untied(*read_inferred(model, OPSET), _names("tied", tied))
     problems = Problems("the model")
@@ -150,6 +158,7 @@ def make(
     real = {name for name in initializers if graph.constants[name].dtype in FLOATS}
     graph = with_loss(fold(graph, real), loss)
     wanted, unwanted = _names("trainable", trainable), _names("frozen", frozen)
+    # parameters: inputs of the made models that are no data; names: those that are trained.
     parameters = _parameters(graph, initializers, wanted)
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
@@ -175,7 +184,7 @@ def make(
 
 
 def _names(argument: str, names: object) -> tuple[str, ...] | None:
-    """The names that an argument has; None if it is None."""
+    """Return an argument's names as a tuple, None if it is None; refuse other values."""
     if names is None:
         return None
     if isinstance(names, Iterable) and not isinstance(names, str | bytes):
@@ -194,7 +203,10 @@ def _refuse_names(graph: Graph) -> None:
 
 
 def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
-    """The initializers that are running statistics, which steps update where they are."""
+    """Return the names of initializers that are running means and variances of batch norms.
+
+    Steps update them in place, so that it is refused if another input reads one.
+    """
     norms = (node for node in graph.nodes if node.op_type == "BatchNormalization")
     names = dict.fromkeys(name for node in norms for name in node.inputs[FIXED[node.op_type]])
     for node in graph.nodes:
@@ -209,12 +221,11 @@ def _statistics(graph: Graph, initializers: Collection[str]) -> list[str]:
 def _untied(
     graph: Graph, initializers: Collection[str], tied: Collection[str] | None
 ) -> tuple[Graph, set[str]]:
-    """The graph in which initializers are not shared that stand for several parameters, and the
-    names of all.
+    """Return the graph with a copy of a shared initializer for each parameter, and all their names.
 
-    Exporters write one initializer for all that are equal, and Identity for the others: so are new
-    biases and running means, all 0, and scales, all 1. Which of them are one parameter, nothing in
-    a model says. tied: those that are; by default those whose elements differ.
+    Exporters write equal initializers once, and Identity nodes for the others: so it is with new
+    biases (all 0) and scales (all 1). A model does not say which of them are one parameter. tied:
+    names of those that are; by default those whose elements are not all equal.
     """
     readers = Counter(name for node in graph.nodes for name in node.inputs)
     shared = {
@@ -243,8 +254,11 @@ def _untied(
 def _parameters(
     graph: Graph, initializers: Collection[str], named: Collection[str] | None
 ) -> list[str]:
-    """The initializers that can be trained: real ones, single numbers if they are named, but no
-    running statistics, weights of classes or scales of pictures."""
+    """Return the names of initializers that can be trained: floating, of one dimension or more.
+
+    Scalars can be if they are in `named`. Left out are inputs of FIXED: running statistics, weights
+    of classes, Resize's scales.
+    """
     fixed = {
         name for node in graph.nodes for name in node.inputs[FIXED.get(node.op_type, NO_INPUTS)]
     }
@@ -262,6 +276,7 @@ def _parameters(
 def _trained(
     parameters: Sequence[str], trainable: Collection[str] | None, frozen: Collection[str] | None
 ) -> list[str]:
+    """Return the parameters that are trainable (all if None) and not frozen; refuse other names."""
     for which, names in (("trainable", trainable), ("frozen", frozen)):
         unknown = sorted(set(names or ()) - set(parameters))
         if unknown:
@@ -272,6 +287,7 @@ def _trained(
 
 
 def _refuse_unmoved(named: Collection[str], gradients: Mapping[str, str]) -> None:
+    """Refuse parameters that the user named and that have no gradient: the loss does not move."""
     unmoved = [name for name in named if name not in gradients]
     if unmoved:
         expected = "parameters that the loss depends on"
@@ -279,7 +295,7 @@ def _refuse_unmoved(named: Collection[str], gradients: Mapping[str, str]) -> Non
 
 
 def _dtype_of(names: Sequence[str], graph: Graph) -> Dtype:
-    """The one type of all parameters that are trained, as an optimizer's lists have it."""
+    """Return the type of all trained parameters; refuse several, which an optimizer cannot take."""
     dtypes = {graph.constants[name].dtype: name for name in names}
     if len(dtypes) != 1:
         got = [f"{dtype_name(dtype)} ({name!r})" for dtype, name in dtypes.items()]
@@ -289,7 +305,7 @@ def _dtype_of(names: Sequence[str], graph: Graph) -> Dtype:
 
 
 def _with_parameters(graph: Graph, names: Sequence[str]) -> Graph:
-    """The graph with parameters as inputs in place of constants."""
+    """Return the graph with the constants `names` as inputs, behind the user's own inputs."""
     read = {name for node in graph.nodes for name in node.inputs}
     read |= {item.name for item in graph.outputs}
     own = [name for name in names if name in read]
@@ -301,7 +317,11 @@ def _with_parameters(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def _with_sums(graph: Graph, names: Sequence[str], gradients: dict[str, str]) -> Graph:
-    """The graph with each gradient added to its buffer."""
+    """Return the graph with an accumulator for each parameter of `names`.
+
+    InPlaceAccumulatorV2(buffer, gradient, lazy_reset_grad) has two inputs of the model, of which
+    the last is one for all, and gives a bool, an output. gradients: their names by parameter.
+    """
     nodes, inputs, outputs = [], [], []
     for name in names:
         dtype, shape = graph.constants[name].dtype, graph.constants[name].shape
@@ -322,7 +342,10 @@ def _with_sums(graph: Graph, names: Sequence[str], gradients: dict[str, str]) ->
 def _optimizer(
     name: str, dtype: Dtype, clip_norm: float | None, numbers: Mapping[str, float]
 ) -> Graph:
-    """The graph of an optimizer's step over lists; moments of 16-bit parameters are float32."""
+    """Return the graph of an optimizer's step over sequences of parameters, gradients and moments.
+
+    dtype: of parameters; moments of 16-bit ones are float32. numbers: its attributes by name.
+    """
     if not isinstance(name, str) or name not in OPTIMIZERS:
         refuse("artifacts", "optimizer", " or ".join(map(repr, OPTIMIZERS)), shown(name))
     op_type, known, names = OPTIMIZERS[name]
@@ -334,7 +357,7 @@ def _optimizer(
     inputs = [Value("learning_rate", FLOAT32, (1,)), Value("step", INT64, (1,))]
     inputs += [Value(each, dtype, None, is_sequence=True) for each in ("params", "gradients")]
     wide = FLOAT32 if dtype.itemsize == 2 else dtype
-    moments = MOMENTS if name == "AdamW" else MOMENTS[:1]  # which upstream asks SGD for, too
+    moments = MOMENTS if name == "AdamW" else MOMENTS[:1]  # ONNX Runtime wants it of SGD
     inputs += [Value(each, wide, None, is_sequence=True) for each in moments]
     nodes: list[Node] = []
     if clip_norm is not None:
@@ -347,7 +370,11 @@ def _optimizer(
 
 
 def _checked(op_type: str, numbers: Mapping[str, Any], argument: str = "") -> dict[str, float]:
-    """An operator's numbers, as a file has them: of float32."""
+    """Return attributes by name, rounded to float32, as a file has them.
+
+    Values that the operator `op_type` refuses are refused. argument: the name in messages, by
+    default the attribute's.
+    """
     checked = {}
     for name, value in numbers.items():
         try:

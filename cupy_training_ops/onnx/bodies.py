@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Bodies: nodes by which ONNX itself says how an operator is computed.
+"""Bodies: the graphs of simpler nodes by which ONNX defines some operators (its functions).
 
 y = Swish(x, alpha=2)    becomes    a = Constant(2); b = CastLike(a, x); c = Mul(x, b)
                                     d = Sigmoid(c); y = Mul(x, d)
 
 Attention becomes FlashAttention where that computes the same, without the matrix of scores.
+
+Functions take `types` and `shapes` of values by name, as far as they are known, and `schema`, the
+OpSchema that the package onnx has of a node's operator.
 """
 
 from __future__ import annotations
@@ -45,15 +48,15 @@ Wanted = Callable[[Node], bool]
 
 
 def with_bodies(graph: Graph, problems: Problems) -> Graph:
-    """The graph with bodies in place of the nodes whose operators nothing here runs."""
+    """Return the graph with bodies in place of the nodes whose operators nothing here runs."""
     return expand(graph, lambda node: not (is_known(node) or runs_graphs(node)), problems)
 
 
 def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Graph:
-    """The graph with bodies in place of the nodes that are wanted, in subgraphs and bodies, too.
+    """Return the graph with bodies in place of the nodes for which `wanted` is True.
 
-    Nodes without a body stay; so do those whose body depends on a type that is not known, which are
-    problems.
+    So it is in subgraphs, and in bodies again. Nodes without a body stay; so do those whose body
+    depends on a type that is not known, which are added to `problems`.
     """
     if not any(wanted(node) or subgraphs(node) for node in graph.nodes):
         return graph
@@ -62,20 +65,21 @@ def expand(graph: Graph, wanted: Wanted, problems: Problems | None = None) -> Gr
 
 
 class _Expansion:
-    """Puts bodies in place; counts the nodes, which are bounded."""
+    """Puts bodies in place of nodes for which `wanted` is True; refuses more than MOST_NODES."""
 
     def __init__(self, wanted: Wanted, problems: Problems) -> None:
         self._wanted, self._problems = wanted, problems
         self._n_nodes = 0
 
     def graph(self, graph: Graph, known: Mapping[str, Dtype]) -> Graph:
-        """The graph with bodies; `known` has types of its inputs."""
+        """Return the graph with bodies; known: the types of its inputs by name."""
         types = {**known, **{name: array.dtype for name, array in graph.constants.items()}}
         shapes = {**graph.shapes, **{name: a.shape for name, a in graph.constants.items()}}
         names = {"", *graph.constants, *(item.name for item in graph.inputs)}
         names.update(name for node in graph.nodes for name in node.outputs)
         nodes: list[Node] = []
-        waiting: list[tuple[Node, tuple[str, ...]]]  # and the operators around it
+        # A stack of nodes, the next one last, each with the operators whose bodies it is in.
+        waiting: list[tuple[Node, tuple[str, ...]]]
         waiting = [(node, ()) for node in reversed(graph.nodes)]
         while waiting:
             node, around = waiting.pop()
@@ -105,7 +109,7 @@ class _Expansion:
             raise ArgumentError(f"the bodies of operators come to more than {MOST_NODES} nodes")
 
     def _with_parts(self, node: Node, types: Mapping[str, Dtype]) -> Node:
-        """A node whose subgraphs have bodies, too."""
+        """Return the node with bodies in its subgraphs, too; types: around it, by name."""
         parts = subgraphs(node)
         wider = {k: self.graph(part, part_types(node, part, types)) for k, part in parts.items()}
         return replace(node, attributes={**node.attributes, **wider}) if parts else node
@@ -116,6 +120,7 @@ class _Expansion:
         types: Mapping[str, Dtype],
         shapes: Mapping[str, tuple[Extent, ...]],
     ) -> _Body | None:
+        """Return the body of a node; None where ONNX has none, or it is refused as a problem."""
         schema = _schema(node)
         if schema is None or not (schema.has_function or schema.has_context_dependent_function):
             return None
@@ -135,7 +140,10 @@ class _Expansion:
 def _types(
     node: Node, types: Mapping[str, Dtype], declared: Mapping[str, Dtype]
 ) -> Iterator[tuple[str, Dtype]]:
-    """The types of a node's outputs, as far as they are known."""
+    """Yield (name, type) of a node's outputs whose type is known.
+
+    It follows from the types of the inputs, or is what the model declares (`declared`, by name).
+    """
     dtypes: Sequence[Dtype | None] = ()
     try:
         is_constant = node.op_type == "Constant" and node.is_standard
@@ -152,9 +160,13 @@ def _types(
 
 
 class _Body:
-    """The nodes of a function, with its own names, and those of its inputs and outputs."""
+    """A node's FunctionProto as `nodes` with the function's own names, `inputs` and `outputs`.
+
+    Attributes that refer to the function's have the node's value, or else the default.
+    """
 
     def __init__(self, function: Proto, schema: Any, node: Node, problems: Problems) -> None:
+        """Read `function`; attributes are the node's, else the function's, else the schema's."""
         own = {item.name: item for item in node_proto(node).attribute}
         defaults = {
             name: item.default_value
@@ -180,9 +192,12 @@ class _Body:
 
 
 def _put_in_place(node: Node, body: _Body, names: set[str]) -> list[Node]:
-    """The nodes of a body with names of their own, between the node's inputs and outputs."""
+    """Return a body's nodes that read the node's inputs and make its outputs.
+
+    Values between get new names, which are added to `names`, all those in use.
+    """
     prefix = next(name for name in node.outputs if name)
-    renamed = {"": ""}
+    renamed = {"": ""}  # the function's names to the graph's
     for k, name in enumerate(body.inputs):
         renamed[name] = node.inputs[k] if k < len(node.inputs) else ""
     for name, outer in zip(body.outputs, node.outputs, strict=False):
@@ -208,8 +223,11 @@ def _by_kernels(
     shapes: Mapping[str, tuple[Extent, ...]],
     names: set[str],
 ) -> list[Node]:
-    """FlashAttention in place of a node whose scores nothing else needs, behind nodes that add to
-    its caches; none in place of another node."""
+    """Return FlashAttention in place of an Attention, where that computes the same; else [].
+
+    Its scores must not be an output. With caches of keys and values, nodes that concatenate them
+    with the new ones come first. names: all in use; those of new values are added.
+    """
     if node.op_type != "Attention" or not node.is_standard:
         return []
     try:
@@ -234,8 +252,11 @@ def _by_kernels(
 def _has_caches(
     node: Node, types: Mapping[str, Dtype], shapes: Mapping[str, tuple[Extent, ...]]
 ) -> bool:
-    """Return True if there are caches of keys and values, and more than a query, whose scores are
-    few, in arrays with a dimension of heads."""
+    """Return True if an Attention has caches of keys and values that FlashAttention can serve.
+
+    Arrays are (N, heads, L, width) of one type. With one query (L = 1) the scores are few, and the
+    body serves better.
+    """
     q, k, v, _, *caches, lengths = (*node.inputs, *[""] * 7)[:7]
     queries = shapes.get(q, ())
     return (
@@ -248,17 +269,21 @@ def _has_caches(
 
 
 def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
-    """The nodes that join a node's caches and new keys and values, and its attention over all.
+    """Return nodes that concatenate caches with new keys and values, and `attention` over these.
 
-    Causal, query i sees the keys of the cache and those up to i: so there are as many keys as the
-    cache has, and queries.
+    names: all in use; those of new values are added.
+    If causal, query i attends to all cached keys and to new ones up to i: FlashAttention gets that
+    by the number of keys of each batch element, cached + queries.
     """
     q, k, v, mask, past_k, past_v = (*node.inputs[:6],)
     nodes: list[Node] = []
 
     def make(op_type: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        """Add a node, and return its result's name: `result`, or a new one."""
         result = result or _unique(f"{node.outputs[0]}/{node.op_type}/{op_type}", names)
-        nodes.append(Node(op_type, "", node.version, inputs, (result,), attributes, node.name))
+        nodes.append(
+            Node(op_type, "", node.version, inputs, (result,), attributes, node.name, node.place)
+        )
         return result
 
     presents = (*node.outputs[1:3], "", "")
@@ -276,9 +301,10 @@ def _with_caches(node: Node, attention: Node, names: set[str]) -> list[Node]:
 def _flash_attention(
     node: Node, types: Mapping[str, Dtype], shapes: Mapping[str, tuple[Extent, ...]]
 ) -> Node | None:
-    """FlashAttention in place of Attention; None where it may not compute the same.
+    """Return FlashAttention with an Attention's inputs; None where it may not compute the same.
 
-    It has no caches, no scores as a result, and heads of a few sizes, which the model has to say.
+    FlashAttention has no caches, windows or scores as a result, and the widths of heads are
+    limited, so that the model has to declare them.
     """
     q, k, v, mask, *caches, lengths = (*node.inputs, *[""] * 7)[:7]
     attributes = dict(node.attributes)
@@ -316,14 +342,16 @@ def _flash_attention(
 
 
 def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:
-    """Return True if a node takes float64, and no float32."""
+    """Return True if a node reads float64, and no float32."""
     dtypes = {types.get(name) for name in node.inputs}
     return FLOAT64 in dtypes and FLOAT32 not in dtypes
 
 
 def _widened(node: Node) -> Node:
-    """A body's node with float64 in place of float32, in which bodies compute means and scales:
-    what is float64 stays so."""
+    """Return a body's node with float64 in place of float32: in Casts, constants and subgraphs.
+
+    ONNX's bodies compute means and scales in float32, which would round an operator of float64.
+    """
     attributes = {name: _wide_value(value) for name, value in node.attributes.items()}
     if node.op_type == "Cast" and attributes.get("to") == _FLOAT:
         attributes["to"] = _DOUBLE
@@ -336,6 +364,7 @@ def _widened(node: Node) -> Node:
 
 
 def _wide_value(value: Any) -> Any:
+    """Return an attribute's value with float64 in place of float32 in arrays and graphs."""
     if isinstance(value, Graph):
         inner = {name: _wide_value(array) for name, array in value.constants.items()}
         return replace(value, nodes=tuple(map(_widened, value.nodes)), constants=inner)
@@ -343,8 +372,11 @@ def _wide_value(value: Any) -> Any:
 
 
 def _plain_cast(node: Node, types: Mapping[str, Dtype]) -> Node:
-    """Cast in place of a CastLike whose type is known: a number that it casts may be needed on the
-    host then, where the other array is not."""
+    """Return Cast in place of a CastLike whose type is known.
+
+    CastLike reads a second array for its type alone; one on the device would keep a small constant
+    from being cast on the host, where the next node may need it.
+    """
     dtype = types.get(node.inputs[1]) if node.op_type == "CastLike" else None
     if dtype is None or node.attributes:
         return node
@@ -353,14 +385,14 @@ def _plain_cast(node: Node, types: Mapping[str, Dtype]) -> Node:
 
 
 def _without_end(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names without the empty ones at the end."""
+    """Return the names without "" at the end, which stands for optional inputs left out."""
     while names and not names[-1]:
         names = names[:-1]
     return names
 
 
 def _unique(name: str, names: set[str]) -> str:
-    """The name, or one like it that is not there yet."""
+    """Return `name`, or name_1, name_2, ... if it is in `names`, to which the result is added."""
     result, n = name, 1
     while result in names:
         result, n = f"{name}_{n}", n + 1
@@ -369,7 +401,10 @@ def _unique(name: str, names: set[str]) -> str:
 
 
 def _fill_in(node: Proto, values: Mapping[str, Proto]) -> None:
-    """Give attributes that refer to one of the function's its value; without one they go."""
+    """Replace attributes of a NodeProto that refer to one of its function's by that's value.
+
+    values: AttributeProtos by name. An attribute without a value is removed.
+    """
     attributes = list(node.attribute)
     del node.attribute[:]
     for item in attributes:
@@ -391,7 +426,7 @@ def _get_schema(op_type: str, version: int, domain: str) -> Any:
 
 
 def _schema(node: Node) -> Any:
-    """ONNX's schema of a node's operator; None of others'."""
+    """Return ONNX's schema of a node's operator; None of operators of other domains."""
     return _get_schema(node.op_type, node.version, node.domain)
 
 
@@ -420,7 +455,10 @@ def _function(
     types: Mapping[str, Dtype],
     shapes: Mapping[str, tuple[Extent, ...]],
 ) -> Proto:
-    """The function of a node, of the newest opset up to the node's."""
+    """Return the FunctionProto of a node, of the newest opset up to the node's.
+
+    Some functions depend on the node's inputs, so that ONNX asks for their types and shapes.
+    """
     onnx = onnx_package()
     if schema.has_function:
         version = _newest(schema.function_opset_versions, node.version)
@@ -450,7 +488,7 @@ def _type_proto(
     types: Mapping[str, Dtype],
     shapes: Mapping[str, tuple[Extent, ...]],
 ) -> bytes:
-    """The type of an input as ONNX writes it; empty of one that is left out."""
+    """Return the serialized TypeProto of input k, `name`; an empty one where it is left out."""
     onnx = onnx_package()
     kind = onnx.TypeProto()
     if not name:
@@ -466,7 +504,7 @@ def _type_proto(
 
 
 def node_proto(node: Node) -> Proto:
-    """A node as ONNX writes it; its subgraphs as they were read."""
+    """Return a NodeProto; subgraphs are the protobufs that they were read from."""
     onnx = onnx_package()
     result = onnx.helper.make_node(node.op_type, node.inputs, node.outputs, domain=node.domain)
     schema = _schema(node)

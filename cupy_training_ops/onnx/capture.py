@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Runs of a session as CUDA graphs: captured once for each form of its feeds, then replayed.
 
-A first run is an ordinary one that notes what memory it takes; the next one like it is captured
-into memory of its own, and replayed from then on. What a replay reads is at places that stay: feeds
-are copied there, results out of there. What is on the host is as it was at the capture, so that
-another value of it is another form.
+The form of feeds is their dtypes, shapes, and values that the host reads, which are as they were in
+a replay. A form's first run is an ordinary one that records the memory blocks it takes; the next is
+captured into memory of its own, and replayed from then on. Its addresses stay: feeds are copied
+there, results out of there.
+
+`notes` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ F = TypeVar("F", bound="Form")
 
 
 class Forms(Generic[F]):
-    """The forms of one session's runs. `fixed` feeds are the same arrays in each run."""
+    """Looks up the form of a run's feeds, of a class F with what runs of that form share.
+
+    make_form: returns a new F. fixed: feeds that are the same arrays in each run, by name.
+    """
 
     make_form: Callable[[], F]
 
     def __init__(self, session: Session, fixed: Arrays) -> None:
         self._session, self._fixed = session, fixed
         self._fixed_arrays = {id(a) for item in fixed.values() for a in each_array(item)}
-        self._forms: dict[object, F] = {}
-        self._memory: Any = None
+        self._forms: dict[object, F] = {}  # by what `_form` makes of feeds: dtypes, shapes, bytes
+        self._memory: Any = None  # of runs; one piece for all forms
 
     def _checked(self, feeds: Arrays) -> Arrays:
-        """The feeds as arrays; refused where they do not fit."""
+        """Return the feeds as arrays; refused where they do not fit."""
         arrays = {name: self._session.as_fed(name, value) for name, value in feeds.items()}
         self._session.extents.check(arrays, self._session.caller)
         for name, value in arrays.items():
@@ -50,6 +55,7 @@ class Forms(Generic[F]):
         return arrays
 
     def _form(self, arrays: Arrays, *more: object) -> F:
+        """Return the form of these feeds, a new one at first; more: what else distinguishes it."""
         key = (*more, *[self._form_of(name, value) for name, value in arrays.items()])
         if key not in self._forms:
             if len(self._forms) >= MOST_FORMS:
@@ -58,17 +64,20 @@ class Forms(Generic[F]):
         return self._forms[key]
 
     def _form_of(self, name: str, value: Any) -> object:
-        """A feed's part of a form's key: dtype, shape, and the values where the host reads them."""
+        """Return a feed's part of a form's key: its name, dtype, shape, and bytes if on the host"""
         if self._session.is_on_host(name):
             return name, value.dtype, value.shape, value.tobytes()
         return name, value.dtype, value.shape
 
     def _copies(self, arrays: Arrays) -> dict[str, Any]:
-        """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
+        """Return C-contiguous, aligned copies of feeds, at the place (host, device) that reads them
+
+        Operators copy others, so that runs of one form would take different memory.
+        """
         return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
 
     def _own(self, results: Arrays) -> frozenset[str]:
-        """Results that are no fixed feeds: the caller needs copies of them."""
+        """Return the names of results that are no fixed feeds: the caller needs copies of them."""
         fixed = self._fixed_arrays
         return frozenset(
             n for n, a in results.items() if not fixed.issuperset(map(id, each_array(a)))
@@ -76,16 +85,16 @@ class Forms(Generic[F]):
 
 
 class Captures(Forms["_Form"]):
-    """The captured runs of one session."""
+    """Runs one session by CUDA graphs: a function of its feeds, by form as the module says."""
 
     def __init__(self, session: Session, fixed: Arrays) -> None:
         super().__init__(session, fixed)
         self.make_form = _Form
-        self._pool = cupy.cuda.MemoryPool()  # of runs that are noted: one for all forms
+        self._pool = cupy.cuda.MemoryPool()  # of runs that are recorded: one for all forms
         self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The session's results; `feeds` are those that are not fixed."""
+        """Return the session's results by name; feeds: arrays by name, but for the fixed ones."""
         arrays = self._checked(feeds)
         form = self._form(arrays)
         self._side = self._side or graphs.side_stream(self)
@@ -99,7 +108,11 @@ class Captures(Forms["_Form"]):
     def _first_runs(
         self, form: _Form, arrays: Arrays, side: graphs.SideStream, notes: Notes
     ) -> dict[str, Any]:
-        """A run that notes its memory, or is captured; noted anew where it takes other memory."""
+        """Run a form without a graph: record its memory, or capture it if that is recorded.
+
+        arrays: feeds by name. side: a stream beside the caller's, on which a capture is made. If it
+        takes other memory than the last run, record again; after MOST_TRIES it is refused.
+        """
         with side.beside(), workspace.behind_graphs():
             if form.plan is not None and self._capture(form, arrays, side.stream):
                 return form.replay(notes)
@@ -115,6 +128,10 @@ class Captures(Forms["_Form"]):
                 raise
 
     def _record(self, form: _Form, arrays: Arrays, notes: Notes) -> dict[str, Any]:
+        """Run ordinarily, and make the plan of the memory that this took (`form.plan`).
+
+        arrays: feeds by name. Return the results by name.
+        """
         recorder = Recorder(self._pool.malloc)
         feeds = self._copies(arrays)
         with cupy.cuda.using_allocator(recorder.malloc):
@@ -125,7 +142,10 @@ class Captures(Forms["_Form"]):
         return results
 
     def _capture(self, form: _Form, arrays: Arrays, stream: Any) -> bool:
-        """Capture a run; False where it took other memory."""
+        """Capture a run of feeds `arrays` on a stream, in memory of the form's plan.
+
+        Return False if it asked for other blocks than the plan has, which is then dropped.
+        """
         plan = form.plan
         assert plan is not None
         self._pool.free_all_blocks()
@@ -138,7 +158,7 @@ class Captures(Forms["_Form"]):
         except OtherMemoryError:
             is_same = False
         except BaseException as error:
-            if not isinstance(error, OpError):  # not what the next one would come to
+            if not isinstance(error, OpError):  # it may not be raised again: record anew
                 form.plan = None
             raise
         if not is_same:
@@ -152,7 +172,7 @@ class Captures(Forms["_Form"]):
         return True
 
     def _room(self, plan: Plan) -> Any:
-        """Memory for a plan: forms share it, as nothing outlives a replay."""
+        """Return memory of at least a plan's size; forms share it, as no value outlives a replay"""
         if self._memory is None or self._memory.size < plan.nbytes:
             self._memory = None
             self._memory = cupy.cuda.Memory(max(plan.nbytes, 512))
@@ -160,17 +180,17 @@ class Captures(Forms["_Form"]):
 
 
 class Form:
-    """One form of feeds."""
+    """Facts that all runs share whose feeds have one form."""
 
     def __init__(self) -> None:
-        self.tries = 0
-        self.plan: Plan | None = None
-        self.inputs: dict[str, Any] = {}  # at the places that replays read
-        self.own: frozenset[str] = frozenset()
-        self.classes: dict[str, int] = {}  # of labels
+        self.tries = 0  # how often the memory was recorded
+        self.plan: Plan | None = None  # of the memory of a run
+        self.inputs: dict[str, Any] = {}  # arrays by name that replays read: feeds are copied there
+        self.own: frozenset[str] = frozenset()  # results that replays overwrite: copy them
+        self.classes: dict[str, int] = {}  # how many a loss has, by its output's name
 
     def copy_feeds(self, arrays: Arrays) -> None:
-        """Copy feeds to where replays read them; what is read on the host is the same."""
+        """Copy feeds, by name, into `inputs`; those that the host reads are equal within a form."""
         for name, value in arrays.items():
             target = self.inputs[name]
             if isinstance(target, np.ndarray):
@@ -183,28 +203,28 @@ class Form:
                 target.set(np.ascontiguousarray(value))
 
     def for_caller(self, results: Arrays) -> dict[str, Any]:
-        """Results for the caller, copied where the next replay writes them."""
+        """Return results by name, copied where the next replay overwrites them."""
         return {n: _copy(a) if n in self.own else a for n, a in results.items()}
 
 
 class _Form(Form):
-    """A form, and its graph once there is one."""
+    """A form, and its CUDA graph once there is one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.graph: Any = None
-        self.memory: Any = None
-        self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
-        self.results: dict[str, Any] = {}
+        self.memory: Any = None  # of its run, kept alive
+        self.sent: list[Any] = []  # uploaded constants that the graph reads, kept alive
+        self.results: dict[str, Any] = {}  # by name, which replays overwrite
 
     def replay(self, notes: Notes) -> dict[str, Any]:
-        """A run on the current stream; its results are the caller's."""
+        """Launch the graph on the current stream, and return copies of its results, by name."""
         in_turn([self.graph.launch], notes.replay)
         return self.for_caller(self.results)
 
 
 def each_array(item: Any) -> list[Any]:
-    """The arrays of a value, which may be a list of them."""
+    """Return the arrays of a value: itself if it is a list, else [array]."""
     return item if isinstance(item, list) else [item]
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Refuses what does not fit: types before a graph runs; extents, labels, gradients as it does.
+"""Checks: of types before a graph runs; of extents, labels and gradients as it runs.
 
 Labels: an operator makes NaN of those out of range, and looks for them only with check=1. NumPy's
 arrays are checked by the operator; those that a GPU reads, before they are copied there.
 
-Gradients: upstream's gradient of Where is not summed over what a parameter was repeated along, and
-its own kernels add a part of it.
+Gradients: ONNX Runtime's gradient of Where is not summed over the axes along which a parameter was
+broadcast, so that its shape is larger; its own kernels add only a part of it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from .standard.elementwise import refuse_zeros
 from .stored import BY_DTYPE, graph_dtype, type_name
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
-CLASSES_LAST = LOSSES[2:]
+CLASSES_LAST = LOSSES[2:]  # whose classes are the scores' last axis, not axis 1
 BY_LABELS = LOSSES[::2]  # whose label to be ignored is an attribute
-BUFFER = "_grad.accumulation.buffer"
-REPEATING = ("Add", "Div", "Mul", "Sub", "Where")  # operators that repeat what they take
+BUFFER = "_grad.accumulation.buffer"  # ends the names of gradients' buffers
+REPEATING = ("Add", "Div", "Mul", "Sub", "Where")  # operators that broadcast their inputs
 
 
 # ---- extents -------------------------------------------------------------------------------------
 
 
 class Extents:
-    """The extents that a graph declares, without those of labels whose loss asks for others.
+    """The extents that a graph declares for its inputs, to check what is fed.
 
-    Upstream declares labels of pixels as it does scores, without their last dimension: the loss
-    alone decides then. Names of extents count in training alone: ONNX Runtime does not compare
-    them, and some models use one for several, but a target of another batch would be repeated.
+    Left out are labels whose declared shape contradicts their loss: ONNX Runtime declares labels of
+    pixels as the scores' shape without its last dimension. Extents of one name have to be equal
+    only if names_hold, in training: ONNX Runtime does not compare them, and some models use one
+    name for several, but labels of another batch size would be broadcast.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -59,8 +60,11 @@ class Extents:
         }
 
     def check(self, arrays: Mapping[str, Any], caller: str) -> None:
-        """Refuse arrays of other extents; each has the declared rank."""
-        by_name: dict[str, int] = {}
+        """Refuse arrays (by name) of other extents; their ranks have been checked.
+
+        caller: begins the message.
+        """
+        by_name: dict[str, int] = {}  # the first value of each named extent
         for name, array in arrays.items():
             for place, expected in enumerate(self._declared.get(name, ())):
                 extent = array.shape[place]
@@ -74,7 +78,7 @@ class Extents:
 
 
 def _contradictions(graph: Graph) -> Iterator[str]:
-    """Labels whose declared shape is not that of their scores, or whose scores have none."""
+    """Yield the names of labels whose declared shape does not follow from that of their scores."""
     declared = {item.name: item.shape for item in graph.inputs}
     for node in graph.nodes:
         labels = declared.get(node.inputs[1]) if node.op_type in LOSSES else None
@@ -83,7 +87,10 @@ def _contradictions(graph: Graph) -> Iterator[str]:
 
 
 def _shape_of_labels(graph: Graph, node: Node) -> tuple[Extent, ...] | None:
-    """The shape of a loss's labels by that of its scores, or of the logarithms it makes of them."""
+    """Return the shape of a loss's labels, the scores' without classes; None if not known.
+
+    It follows from the scores, or from the loss's second output, their log-probabilities.
+    """
     for name in (node.inputs[0], *node.outputs[1:2]):
         scores = graph.shapes.get(name)
         if scores is not None:
@@ -95,7 +102,10 @@ def _shape_of_labels(graph: Graph, node: Node) -> tuple[Extent, ...] | None:
 
 
 class Labels:
-    """For each loss, the least and the largest label of the array last fed from the host."""
+    """Checks that labels fed from the host are classes of their loss.
+
+    It notes the least and the largest label as they are fed, since a GPU's array is not looked at.
+    """
 
     def __init__(self, graph: Graph) -> None:
         names = {item.name for item in graph.inputs}
@@ -105,13 +115,14 @@ class Labels:
             for node in graph.nodes
             if node.op_type in BY_LABELS
         }
+        # By the name of a loss's output, that of the input that feeds its labels.
         self._feeds = {loss: feed for loss, feed in feeds.items() if feed in names}
         self._losses = [node for node in graph.nodes if self._feeds.keys() & node.outputs[:1]]
-        self._ranges: dict[str, tuple[int, int] | None] = {}  # by the loss's output
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # (least, largest) by loss's output
         self.classes: dict[str, int] = {}  # how many the last run had, by the loss's output
 
     def runners(self, graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-        """The runners, of which losses check the labels' range."""
+        """Return the runners by a node's index; those of losses check the labels' range first."""
         losses = {id(node) for node in self._losses}
         return {
             i: self._with_check(graph.nodes[i], runner) if id(graph.nodes[i]) in losses else runner
@@ -122,13 +133,17 @@ class Labels:
         return replace(runner, make=lambda xp: partial(self._run, node, runner.make(xp)))
 
     def _run(self, node: Node, run: Run, values: list[Any], **out: Any) -> Any:
+        """Check the labels noted for a loss, and run it; values[0] are its scores."""
         n = values[0].shape[-1 if node.op_type in CLASSES_LAST else 1]
         self.classes[node.outputs[0]] = n
         self._check(node, n)
         return run(values, **out)
 
     def note_range(self, name: str, value: Any) -> None:
-        """Note the range of a feed, if it is labels."""
+        """Note the least and largest element of `value`, fed to input `name`, if it is labels.
+
+        Of an array of a GPU nothing is noted, so that its labels are not checked.
+        """
         for node in self._losses:
             if self._feeds[node.outputs[0]] != name:
                 continue
@@ -150,6 +165,7 @@ class Labels:
                 self._check(node, classes[node.outputs[0]])
 
     def _check(self, node: Node, classes: int) -> None:
+        """Refuse the noted labels of one loss that are not from 0 to classes - 1."""
         labels = self._ranges.get(node.outputs[0])
         if labels is not None and not (labels[0] >= 0 and labels[1] < classes):
             wrong = labels[0] if labels[0] < 0 else labels[1]
@@ -159,7 +175,7 @@ class Labels:
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """The values that others are in another shape."""
+    """Return {name of a reshaped value: name of the value that it is reshaped from}."""
     origins: dict[str, str] = {}
     for node in graph.nodes:
         if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze") and node.is_standard:
@@ -168,7 +184,10 @@ def _origins(graph: Graph) -> dict[str, str]:
 
 
 def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
-    """The least and the largest label that counts; None if none does, or labels are no integers."""
+    """Return the least and the largest label that is not `ignored`.
+
+    None if there is none, or labels are no integers.
+    """
     counted = labels if ignored is None else labels[labels != ignored]
     if labels.dtype.kind not in "iu" or not counted.size:
         return None
@@ -179,7 +198,11 @@ def _range(labels: HostArray, ignored: int | None) -> tuple[int, int] | None:
 
 
 def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
-    """Refuse a graph that says that a gradient is larger than its parameter."""
+    """Refuse a graph by whose shapes a gradient is larger than its parameter.
+
+    It has not been summed over the axes along which the parameter was broadcast, as ONNX Runtime's
+    of Where. parameters: arrays by name.
+    """
     makers = _makers(graph)
     shapes = {**graph.shapes, **{name: array.shape for name, array in graph.constants.items()}}
     for node in (node for node in graph.nodes if node.op_type in ACCUMULATORS):
@@ -195,7 +218,10 @@ def refuse_unsummed(graph: Graph, parameters: Mapping[str, Any]) -> None:
 
 
 def with_gradient_checks(graph: Graph, runners: Mapping[int, Runner]) -> dict[int, Runner]:
-    """The runners, of which accumulators refuse larger gradients by their parameters' names."""
+    """Return the runners by a node's index, those of accumulators with a check.
+
+    They refuse a gradient of another shape than its buffer's, naming the node that makes it.
+    """
     makers = _makers(graph)
     result = dict(runners)
     for i, runner in runners.items():
@@ -210,6 +236,7 @@ def _with_shape_check(runner: Runner, title: str) -> Runner:
 
 
 def _run_checked(title: str, run: Run, values: list[Any], **out: Any) -> Any:
+    """Run an accumulator if its gradient has the buffer's shape; title: begins the message."""
     buffer, value = values[:2]
     if buffer.shape != value.shape:
         raise ArgumentError(f"{title}: expected shape {buffer.shape}, got {value.shape}")
@@ -222,7 +249,7 @@ def _title(node: Node, maker: Node | None) -> str:
 
 
 def _makers(graph: Graph) -> dict[str, Node]:
-    """The node that makes each value, beyond those that give it another name."""
+    """Return {value's name: the node that makes it}, behind an Identity the one before that."""
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         is_same = node.op_type == "Identity" and node.inputs[0] in makers
@@ -235,7 +262,7 @@ def _makers(graph: Graph) -> dict[str, Node]:
 
 _NAMES = {"float32": "float", "float64": "double"}  # that ONNX calls otherwise
 _OURS = {f"tensor({other})": name for name, other in _NAMES.items()}
-Known = Mapping[str, Dtype]
+Known = Mapping[str, Dtype]  # types of values by name
 
 
 def check_types(
@@ -245,10 +272,11 @@ def check_types(
     on_host: bool = True,
     around: Known = MappingProxyType({}),
 ) -> None:
-    """Follow types from inputs and constants on; values of unknown type are not refused.
+    """Add to `problems` nodes and outputs whose types do not fit; unknown types do.
 
-    on_host: False if a device computes, which has no array of some types. around: the types of a
-    subgraph's inputs.
+    Types are followed from inputs and constants on. runners: by a node's index, {} of a subgraph.
+    on_host: False if a device computes, which has no arrays of some types. around: the types of a
+    subgraph's inputs by name.
     """
     known: dict[str, Dtype] = {item.name: item.dtype for item in graph.inputs if item.dtype}
     known |= around
@@ -281,9 +309,10 @@ def check_types(
 
 
 def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dtype | None]:
-    """The types of a node's outputs, by those of its inputs; inputs that do not fit are refused.
+    """Return the types of a node's outputs, None or left out if unknown; refuse its inputs' types.
 
-    op: the operator of this package that runs the node, whose declaration decides.
+    known: types of values by name. op: the operator of this package that runs the node, whose
+    declaration decides; without one ONNX's schema, or what a subgraph declares.
     """
     if op is not None:
         return _by_declaration(op, node, known)
@@ -296,7 +325,10 @@ def output_types(node: Node, known: Known, op: Op | None = None) -> Sequence[Dty
 
 
 def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
-    """The types of a subgraph's inputs: as it declares them, and of the values around it."""
+    """Return types of a subgraph's inputs by name: declared ones, and those of captured values.
+
+    types: of values of the graph around.
+    """
     known = {item.name: item.dtype for item in part.inputs if item.dtype}
     if part.n_captured:
         names = [item.name for item in part.inputs[-part.n_captured :]]
@@ -309,15 +341,15 @@ def part_types(node: Node, part: Graph, types: Known) -> dict[str, Dtype]:
 # ---- sequences, before it runs -------------------------------------------------------------------
 
 _ARRAY, _SEQUENCE = "an array", "a sequence"
-_EITHER = frozenset({_ARRAY, _SEQUENCE})
+_EITHER = frozenset({_ARRAY, _SEQUENCE})  # forms of a value: the words that messages have
 
 
 def check_sequences(
     graph: Graph, problems: Problems, around: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse sequences where arrays are needed, and arrays where sequences are.
+    """Add to `problems` nodes that read a sequence where they need an array, or the reverse.
 
-    around: the forms of what a subgraph reads of the graph around it.
+    around: the forms (_ARRAY or _SEQUENCE) of values that a subgraph captures, by name.
     """
     forms = {item.name: _form(item) for item in graph.inputs if item.dtype} | dict(around)
     forms |= dict.fromkeys(graph.constants, _ARRAY)
@@ -342,8 +374,11 @@ def _form(item: Value) -> str:
 
 
 def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: Problems) -> None:
-    """Add the forms of a node's outputs, which may be those of its inputs."""
-    mixed: set[str] = set()
+    """Add a node's outputs to `forms`, by its schema; inputs of another form are problems.
+
+    forms: {value's name: _ARRAY or _SEQUENCE}.
+    """
+    mixed: set[str] = set()  # forms of inputs that may be either: outputs of that kind are the same
     for k, name in enumerate(node.inputs if schema.inputs else ()):
         title, variable, _ = schema.input(k)
         allowed = _allowed_forms(schema, variable)
@@ -360,12 +395,13 @@ def _follow_forms(node: Node, schema: _Schema, forms: dict[str, str], problems: 
 
 
 def _allowed_forms(schema: _Schema, variable: str) -> frozenset[str]:
+    """Return the forms that a type variable ("T") or a type ("seq(tensor(float))") allows."""
     kinds = schema.allowed.get(variable, (variable,))
     return frozenset(_SEQUENCE if "seq(" in kind else _ARRAY for kind in kinds)
 
 
 def check_divisors(graph: Graph, problems: Problems) -> None:
-    """Refuse a constant 0 that integers are divided by."""
+    """Add to `problems` divisions of integers by a constant 0."""
     for node in graph.nodes:
         for part in subgraphs(node).values():
             check_divisors(part, problems)
@@ -378,6 +414,7 @@ def check_divisors(graph: Graph, problems: Problems) -> None:
 
 
 def _check_outputs(node: Node) -> None:
+    """Refuse a number of outputs that ONNX's schema does not allow."""
     schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
         return
@@ -388,11 +425,11 @@ def _check_outputs(node: Node) -> None:
 
 
 def _by_declaration(op: Op, node: Node, known: Known) -> list[Dtype | None]:
-    """The types of the outputs of an operator of this package, by those of its inputs.
+    """Return the types of the outputs of an operator of this package, None of unknown ones.
 
-    None stands for a type that is not known.
+    known: types of values by name. Refuse types of inputs that its declaration does not allow.
     """
-    bound: call_checks.Bindings = {}
+    bound: call_checks.Bindings = {}  # type variable: the type that inputs have bound it to
     places = declared_places(op.inputs, len(node.inputs))
     for name, place in zip(node.inputs, places, strict=True):
         item: Input = op.inputs[place]
@@ -423,12 +460,18 @@ class _Schema(NamedTuple):
     allowed: Mapping[str, frozenset[str]]  # by type variable
 
     def input(self, k: int) -> tuple[str, str, bool]:
-        """The k-th input; inputs behind the last one are of its list."""
+        """Return input k: (name, type, False if arrays of a list may differ in type).
+
+        The last one, if it is a list, stands for all inputs behind it, too.
+        """
         return self.inputs[min(k, len(self.inputs) - 1)]
 
 
 def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
-    """The types of the outputs of a standard operator, by ONNX's own schema."""
+    """Return the types of the outputs of a standard operator by ONNX's schema; [] without one.
+
+    known: types of values by name; inputs of types that the schema does not allow are refused.
+    """
     schema = _schema(node.op_type, node.version) if node.is_standard else None
     if schema is None:
         return []
@@ -442,10 +485,13 @@ def _by_schema(node: Node, known: Known) -> list[Dtype | None]:
     return [_output_type(node, schema, k, {**only, **bound}) for k in range(len(node.outputs))]
 
 
-# Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
 def _bind(
     node: Node, schema: _Schema, k: int, dtype: Dtype, bound: dict[str, Dtype | None]
 ) -> None:
+    """Bind the type variable of input k to `dtype`; refuse a type that the schema does not allow.
+
+    bound: {type variable: its type, by the inputs before}; updated.
+    """
     name, variable, is_one = schema.input(k)
     kinds = schema.allowed.get(variable, frozenset({variable}))
     form = _type_string(dtype)
@@ -459,10 +505,13 @@ def _bind(
             raise DtypeError(f"{name}: expected {names[0]} as the others, got {names[1]}")
 
 
-# The type of output k: of an attribute, of the type variable that inputs bound, or the only one.
 def _output_type(
     node: Node, schema: _Schema, k: int, bound: Mapping[str, Dtype | None]
 ) -> Dtype | None:
+    """Return the type of output k: an attribute's, its type variable's, or the only one allowed.
+
+    bound: {type variable: its type, by the inputs}. None if it is not known.
+    """
     if "to" in node.attributes and node.op_type in ("Cast", "BitCast"):
         return graph_dtype(node.attributes["to"])
     if node.op_type == "ConstantOfShape":
@@ -475,9 +524,10 @@ def _output_type(
 
 @functools.cache
 def _schema(op_type: str, version: int) -> _Schema | None:
+    """Return ONNX's schema of its own operator in an opset; None without one."""
     try:
         known = onnx_package().defs.get_schema(op_type, version, "")
-    except Exception:  # of ONNX's, which has no schema of upstream's operators
+    except Exception:  # of ONNX's, which has no schema of com.microsoft's
         return None
     return _Schema(
         tuple(
@@ -492,9 +542,11 @@ def _schema(op_type: str, version: int) -> _Schema | None:
 
 
 def _type_string(dtype: Dtype) -> str:
+    """Return a type as schemas write it: "tensor(float)" of float32."""
     name = type_name(dtype)
     return f"tensor({_NAMES.get(name, name)})"
 
 
 def _dtype_of(kind: str) -> Dtype | None:
+    """Return the dtype of "tensor(float)"; None of a type variable, or of other kinds."""
     return dtype_or_none(_OURS.get(kind, kind.removeprefix("tensor(").removesuffix(")")))

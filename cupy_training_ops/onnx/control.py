@@ -3,8 +3,8 @@
 
     y = If(cond, a) <then_branch = (a) => Neg(a), else_branch = (a) => a>
 
-`a` is a value of the graph around, which stands behind the node's own inputs. How often a graph
-runs is read on the host; so is what decides it.
+`a` is captured: a value of the graph around, which is appended to the inputs of the node and of
+its graphs. Conditions and numbers of runs are read on the host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def runs_graphs(node: Node) -> bool:
 
 
 def runner(node: Node) -> Runner | None:
-    """The runner of a node that runs graphs; None of other nodes."""
+    """Return the runner of a node that runs graphs; None of other nodes."""
     if not runs_graphs(node):
         return None
     optional = {"Loop": 2, "Scan": int(node.version < 9)}.get(node.op_type, 0)
@@ -45,9 +45,14 @@ def runner(node: Node) -> Runner | None:
 
 
 class _Part:
-    """A graph of a node's, whose nodes are known to run."""
+    """A graph that a node runs, whose nodes all have runners.
+
+    n_own: how many inputs it has without the captured ones. on_host: for each input, True if its
+    nodes read it on the host.
+    """
 
     def __init__(self, node: Node, name: str) -> None:
+        """name: the node's attribute that is the graph."""
         graph = node.attributes.get(name)
         if not isinstance(graph, Graph):
             raise ArgumentError(f"its attribute {name} is missing, or no graph")
@@ -61,16 +66,19 @@ class _Part:
         self.on_host = [item.name in host_feeds(graph, self.runners) for item in graph.inputs]
 
     def host_places(self, first: int = 0) -> frozenset[int]:
-        """The inputs that are read on the host, counted from the node's input `first` on."""
+        """Return indices of the node's inputs that the graph reads on the host.
+
+        first: the index of the node's input that is the graph's input 0.
+        """
         return frozenset(first + k for k, is_read in enumerate(self.on_host) if is_read)
 
     def compile(self, xp: Any) -> _Compiled:
-        """The graph, ready to be run over an array module."""
+        """Return the graph as a program over an array module, numpy or cupy."""
         return _Compiled(self, xp)
 
 
 class _Compiled:
-    """A graph that runs: `run(values by position)`."""
+    """A compiled graph, run step by step: `run([x, y])` returns the list of its outputs."""
 
     def __init__(self, part: _Part, xp: Any) -> None:
         self._xp = xp
@@ -79,12 +87,18 @@ class _Compiled:
         self._outputs = part.graph.outputs
 
     def place(self, k: int, value: Any) -> Any:
-        """A value where the graph reads its input k: on host or device."""
+        """Return a value copied, if need be, to the host or device, where the graph reads input k.
+
+        As it is, if the graph does not read it.
+        """
         known = self._program.feeds.get(self._names[k])
         return value if known is None else _to(self._xp, value, known[1])
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs, each where it was computed; some may be inputs, or the graph's constants."""
+        """Return the outputs, each on host or device as it was computed; inputs: by position.
+
+        An output may be an input, or a constant of the graph.
+        """
         program = self._program
         values = program.values.copy()
         for k, value in enumerate(inputs):
@@ -95,7 +109,10 @@ class _Compiled:
         return [values[slot] for _, slot in program.results]
 
     def stack(self, k: int, arrays: Sequence[Any]) -> Any:
-        """The stack of output k of all runs; of no runs by what the graph declares."""
+        """Return output k of all runs, `arrays`, stacked along a new first axis.
+
+        Without a run it is empty, of the type and extents that the graph declares.
+        """
         item = self._outputs[k]
         if arrays:
             shapes = sorted({array.shape for array in arrays})
@@ -111,13 +128,14 @@ class _Compiled:
 
 
 def _to(xp: Any, value: Any, host: bool) -> Any:
-    """A value on the host or the device."""
+    """Return a value (array, list of arrays, None) on the host if `host`, else on the device."""
     if xp is np:
         return value
     return each(partial(_array_to, xp, host), value)
 
 
 def _array_to(xp: Any, host: bool, array: Any) -> Any:
+    """Return an array on the host if `host`, else on the device; copied if it is not there."""
     if isinstance(array, np.ndarray) == host:
         return array
     refuse_in_graph(xp, "a value of a loop or branch goes from host to device, or back")
@@ -125,12 +143,17 @@ def _array_to(xp: Any, host: bool, array: Any) -> Any:
 
 
 def _flag(value: Any, name: str) -> bool:
+    """Return the bool in an array of the host of one element; name: in messages."""
     if value.size != 1:
         raise ArgumentError(f"{name}: expected one value, got shape {value.shape}")
     return bool(value.reshape(-1)[0])
 
 
 def _control_runner(make: Callable[[Any], Run], host: frozenset[int]) -> Runner:
+    """Return the Runner of a node that runs graphs; make(xp) returns its run.
+
+    host: indices of the inputs that the host reads.
+    """
     return Runner(make, host=host, follows=True, grows=True, keeps=True)
 
 
@@ -143,6 +166,7 @@ def _expect(n: int, expected: int, what: str) -> None:
 
 
 def _if(node: Node) -> Runner:
+    """Return the runner of If(cond, captured...)."""
     parts = [_Part(node, name) for name in ("else_branch", "then_branch")]
     for part in parts:
         _expect(part.n_own, 0, "inputs of a branch")
@@ -156,6 +180,7 @@ def _make_if(parts: Sequence[_Part], xp: Any) -> Run:
 
 
 def _run_if(xp: Any, branches: Sequence[_Compiled], values: list[Any]) -> list[Any]:
+    """Return the outputs of branches[cond]: [else, then]; values: cond, then what they capture."""
     branch = branches[_flag(values[0], "cond")]
     return [_to(xp, result, False) for result in branch.run(values[1:])]
 
@@ -164,6 +189,7 @@ def _run_if(xp: Any, branches: Sequence[_Compiled], values: list[Any]) -> list[A
 
 
 def _loop(node: Node) -> Runner:
+    """Return the runner of Loop(M, cond, states..., captured...)."""
     body = _Part(node, "body")
     n_states = len(node.inputs) - 2 - body.graph.n_captured
     _expect(body.n_own, 2 + n_states, "inputs of the body")
@@ -181,6 +207,12 @@ def _make_loop(body: _Part, n_states: int, xp: Any) -> Run:
 def _run_loop(
     xp: Any, body: _Compiled, n_states: int, n_outputs: int, values: list[Any]
 ) -> list[Any]:
+    """Return the last states, then a stack over all runs of each further output of the body.
+
+    n_outputs: of the body. values: the most runs M (None: no limit), cond (None: True), n_states
+    states, captured values. The body computes (cond, states..., scans...) of (iteration, cond,
+    states..., captured...).
+    """
     most = None if values[0] is None else _number(values[0])
     goes_on = values[1] is None or _flag(values[1], "cond")
     states, captured = values[2 : 2 + n_states], values[2 + n_states :]
@@ -188,7 +220,7 @@ def _run_loop(
     condition, i = body.place(1, np.array(goes_on)), 0
     while goes_on and (most is None or i < most):
         results = body.run([np.array(i, np.int64), condition, *states, *captured])
-        if results[0] is not condition:
+        if results[0] is not condition:  # most bodies return it as it is: no copy to the host
             goes_on = _flag(_to(xp, results[0], True), "cond")
             condition = body.place(1, np.array(goes_on))
         states = results[1 : 1 + n_states]
@@ -200,6 +232,7 @@ def _run_loop(
 
 
 def _number(value: Any) -> int:
+    """Return a loop's largest number of runs, M, from an array of one element."""
     if value.size != 1:
         raise ArgumentError(f"M: expected one value, got shape {value.shape}")
     return int(value.reshape(-1)[0])
@@ -218,7 +251,12 @@ _SCAN = {
 
 
 class _Scan:
-    """How often and along which axes a body runs."""
+    """A Scan's inputs and outputs: n_states states, then n_scans arrays that it goes over.
+
+    axes, backward: of each scanned array its axis, and 1 if it is read from the end. out_axes,
+    out_backward: of each stack that comes out. is_old: opset 8, whose first input is sequence
+    lengths, and whose arrays have a batch dimension first.
+    """
 
     def __init__(self, node: Node, body: _Part) -> None:
         rest = {name: value for name, value in node.attributes.items() if name != "body"}
@@ -226,9 +264,7 @@ class _Scan:
         if unknown:
             raise ArgumentError(f"unknown attributes {shown(unknown)}")
         known = check_attributes(rest, _SCAN)
-        self.is_old = (
-            node.version < 9
-        )  # whose first input has lengths, and whose arrays are batches
+        self.is_old = node.version < 9
         n_inputs = len(node.inputs) - body.graph.n_captured - self.is_old
         if "num_scan_inputs" not in known:
             raise ArgumentError("its attribute num_scan_inputs is missing")
@@ -249,13 +285,14 @@ class _Scan:
 
 
 def _each_of(values: Ints, n: int, name: str) -> Ints:
-    """The values, or a 0 for each of n."""
+    """Return the n values of the attribute `name`; n zeros where it is left out."""
     if values and len(values) != n:
         raise ArgumentError(f"{name}: expected {n} integers, got {len(values)}")
     return values or (0,) * n
 
 
 def _scan(node: Node) -> Runner:
+    """Return the runner of Scan(states..., scanned..., captured...)."""
     body = _Part(node, "body")
     form = _Scan(node, body)
     first = int(form.is_old)
@@ -272,6 +309,12 @@ def _make_scan(form: _Scan, body: _Part, xp: Any) -> Run:
 
 
 def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
+    """Return the last states, then the stacks; values: states, scanned arrays, captured values.
+
+    body: the compiled graph. form: how many these are, and along which axes and in which direction
+    arrays are scanned. Run t of the body computes (states..., rows of stacks...) of the states and
+    row t of each scanned array.
+    """
     n = form.n_states
     states, captured = values[:n], values[n + form.n_scans :]
     scans = []
@@ -302,7 +345,10 @@ def _module_of(xp: Any, x: Any) -> Any:
 
 
 def _run_batches(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[Any]:
-    """Scan each element of a batch, as opset 8 does."""
+    """Return the results of _run_scan for each element of a batch, stacked, as in opset 8.
+
+    values: None for sequence lengths, then states, scanned arrays and captured values.
+    """
     n = form.n_states + form.n_scans
     own, captured = values[1 : 1 + n], values[1 + n :]
     sizes = {len(x) for x in own}
@@ -316,6 +362,7 @@ def _run_batches(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> li
 
 
 def _sequence_map(node: Node) -> Runner:
+    """Return the runner of SequenceMap(sequence, sequences or arrays..., captured...)."""
     body = _Part(node, "body")
     n_own = len(node.inputs) - body.graph.n_captured
     _expect(body.n_own, n_own, "inputs of the body")
@@ -331,6 +378,10 @@ def _make_sequence_map(body: _Part, n_own: int, xp: Any) -> Run:
 def _run_sequence_map(
     xp: Any, body: _Compiled, n_own: int, n_outputs: int, values: list[Any]
 ) -> list[Any]:
+    """Return n_outputs lists: each output of the body, run for each element of the sequences.
+
+    values: n_own inputs, lists or arrays that are the same in each run, then captured values.
+    """
     if not isinstance(values[0], list):
         raise ArgumentError("input_sequence: expected a sequence, got an array")
     results: list[list[Any]] = [[] for _ in range(n_outputs)]
@@ -341,7 +392,7 @@ def _run_sequence_map(
 
 
 def _rows(values: Sequence[Any], n: int) -> Iterator[list[Any]]:
-    """The inputs of each run: an element of each sequence, and whole arrays."""
+    """Yield the inputs of each of n runs: element i of each list, and whole arrays."""
     for value in values:
         if isinstance(value, list) and len(value) != n:
             raise ArgumentError(f"expected sequences of {n} arrays, got one of {len(value)}")
@@ -349,4 +400,5 @@ def _rows(values: Sequence[Any], n: int) -> Iterator[list[Any]]:
         yield [value[i] if isinstance(value, list) else value for value in values]
 
 
+# Each makes the runner of a node.
 _FORMS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Matrix products by cuBLAS over CuPy's arrays: transposed ones without a copy, also in a capture.
 
-CuPy's own binding refuses a capture, and copies what is transposed in a batch.
+CuPy's own binding refuses a stream capture, and copies transposed batches.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SONAMES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so.11")
 
 
 class _Kind(NamedTuple):
-    """cuBLAS's names of an element type, and of the type of its sums and factors."""
+    """cuBLAS's numbers for an element type."""
 
-    data: int
-    compute: int
-    factor: type[ctypes.c_float] | type[ctypes.c_double] = ctypes.c_float
+    data: int  # cudaDataType_t
+    compute: int  # cublasComputeType_t, of sums
+    factor: type[ctypes.c_float] | type[ctypes.c_double] = ctypes.c_float  # of alpha and beta
 
 
 KINDS: Mapping[Any, _Kind] = {
@@ -46,12 +46,12 @@ KINDS: Mapping[Any, _Kind] = {
 
 
 class Factor(NamedTuple):
-    """A factor of a product as cuBLAS takes it: whose rows, or columns, are `stride` apart."""
+    """A factor of a product as cuBLAS takes it; strides are in elements."""
 
-    array: Any
-    is_transposed: bool
-    leading: int
-    batch_stride: int
+    array: Any  # keeps the memory alive
+    is_transposed: bool  # its columns are contiguous, not its rows
+    leading: int  # stride of rows, or of columns if transposed
+    batch_stride: int  # of matrices; 0: one matrix for the whole batch
 
 
 def product(
@@ -63,9 +63,10 @@ def product(
     out: Any = None,
     tf32: bool = False,
 ) -> Any:
-    """alpha a @ b + beta out, with NumPy's broadcasting of the dimensions before the last two.
+    """Return alpha a @ b + beta out, with NumPy's broadcasting of dimensions before the last two.
 
-    a, b: arrays of one type of KINDS and two dimensions at least. out: contiguous.
+    a (..., m, k), b (..., k, n): arrays of one type of KINDS. out: C-contiguous, of the result's
+    shape, and written; a new array if None. tf32: factors of float32 are rounded to TF32.
     """
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
@@ -90,6 +91,7 @@ def product(
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape that two shapes broadcast to; None if they do not."""
     if a == b or not b:
         return a
     if not a:
@@ -105,7 +107,10 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None
 
 
 def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
-    """An array as it is where cuBLAS can read it so, else a copy."""
+    """Return a Factor of the array where cuBLAS can read its strides, else of a copy.
+
+    batch: the shape of the product without its last two dimensions.
+    """
     stride = _batch_stride(array, batch)
     layout = None if stride is None else _layout(array)
     if layout is None:
@@ -118,7 +123,11 @@ def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
 
 
 def _layout(array: Any) -> tuple[bool, int] | None:
-    """True with how far columns are apart where columns are contiguous, else False with rows."""
+    """Return (is_transposed, leading) of a Factor; None where neither rows nor columns fit.
+
+    False: elements of a row are contiguous, rows are `leading` elements apart. True: the same of
+    columns. A single row or column may have any stride.
+    """
     (rows, columns), (down, right), size = array.shape[-2:], array.strides[-2:], array.itemsize
     if (columns == 1 or right == size) and (rows == 1 or down >= columns * size):
         return False, max(down // size if rows > 1 else 0, columns)
@@ -128,7 +137,10 @@ def _layout(array: Any) -> tuple[bool, int] | None:
 
 
 def _batch_stride(array: Any, batch: tuple[int, ...]) -> int | None:
-    """How far the matrices of a batch are apart; None where that is not one number."""
+    """Return how many elements a batch's matrices are apart; None where that is not one number.
+
+    0 of one matrix for all. batch: the shape of the product without its last two dimensions.
+    """
     own = array.shape[:-2]
     if not batch or all(extent == 1 for extent in own):
         return 0
@@ -149,7 +161,12 @@ def _call(
     factors: tuple[float, float],
     tf32: bool,
 ) -> None:
-    """cuBLAS has columns first: it multiplies the transposed factors in the other order."""
+    """Compute out = alpha a b + beta out by cublasGemmStridedBatchedEx.
+
+    extents: m, n, k and the number of matrices. factors: alpha, beta. tf32: round float32 to TF32.
+    cuBLAS is column-major, in
+    which a row-major matrix is its transpose: it computes out^T = b^T a^T, n x m.
+    """
     m, n, k, count = extents
     kind = KINDS[out.dtype]
     compute = _TF32 if tf32 and out.dtype == FLOAT32 else kind.compute
@@ -172,12 +189,13 @@ def _call(
 
 @functools.lru_cache(maxsize=64)
 def _number(kind: Any, value: float) -> Any:
+    """Return a pointer to `value` as the C type `kind`, cached: calls that are repeated need it."""
     return ctypes.byref(kind(value))
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library that CuPy has loaded."""
+    """Return cuBLAS as a ctypes library: the one that CuPy has loaded."""
     importlib.import_module("cupy_backends.cuda.libs.cublas")
     for name in _SONAMES:
         try:
@@ -189,6 +207,7 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def _gemm() -> Any:
+    """Return cublasGemmStridedBatchedEx with the types of its arguments."""
     function = _library().cublasGemmStridedBatchedEx
     i, p, n = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
     factor = (p, i, i, n)
@@ -197,7 +216,7 @@ def _gemm() -> Any:
 
 
 class _Handles(threading.local):
-    """A thread's handles by device and stream, each with scratch memory of its own."""
+    """A thread's cuBLAS handles: by_stream[device, stream's address] = (handle, scratch memory)."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
@@ -209,19 +228,19 @@ _of_graphs: dict[int, Any] = {}
 
 
 def _opened() -> tuple[ctypes.c_void_p, Any]:
-    """The handle of the current device and stream, and its scratch memory."""
+    """Return the cuBLAS handle of the current device and stream, and its scratch memory."""
     device = cupy.cuda.runtime.getDevice()
     stream = cupy.cuda.get_current_stream(device).ptr
     opened = _HANDLES.by_stream.get((device, stream))
     if opened is None:
         opened = _HANDLES.by_stream[device, stream] = _open_handle(stream)
-    if graphs.owns_memory():
+    if graphs.owns_memory():  # a capture: its graph will read the scratch memory
         _of_graphs[opened[1].ptr] = opened[1]
     return opened
 
 
 def _open_handle(stream: int) -> tuple[ctypes.c_void_p, Any]:
-    """A handle that is never closed."""
+    """Return a new cuBLAS handle (never closed) for a stream's address, and its scratch memory."""
     library, handle = _library(), ctypes.c_void_p()
     memory = cupy.cuda.Memory(WORKSPACE)
     _check("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))

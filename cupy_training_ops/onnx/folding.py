@@ -22,14 +22,17 @@ from .runner import runner_of
 from .standard.randoms import DRAWN
 from .writing import with_inferred
 
-MOST = 4096  # elements of a result
+MOST = 4096  # elements of a folded result
 MOST_AXES = 16  # of a shape
-RESHAPING = {"Reshape": 1, "Resize": 3}  # operators by the input that says the result's shape
+RESHAPING = {"Reshape": 1, "Resize": 3}  # index of the input that is the result's shape
 Extents = tuple[Extent, ...]
 
 
 def fold(graph: Graph, parameters: Collection[str]) -> Graph:
-    """The graph with results of constants other than `parameters` among its constants."""
+    """Return the graph with nodes over constants replaced by constants, and more shapes known.
+
+    parameters: names of constants that will change, and so are not folded.
+    """
     known = {n: a for n, a in graph.constants.items() if n not in parameters and a.size <= MOST}
     outputs = {item.name for item in graph.outputs}
     nodes, made = [], {}
@@ -46,7 +49,10 @@ def fold(graph: Graph, parameters: Collection[str]) -> Graph:
 
 
 def _known_branch(node: Node, known: Mapping[str, HostArray]) -> Graph | None:
-    """The branch of an If whose condition is one known value; the runner refuses damaged ones."""
+    """Return the branch that an If runs if its condition is constant, else None.
+
+    known: constants by name. Damaged nodes have None, and are refused elsewhere.
+    """
     condition = known.get(node.inputs[0]) if node.op_type == "If" and node.inputs else None
     if condition is None or condition.size != 1 or not node.is_standard:
         return None
@@ -56,7 +62,8 @@ def _known_branch(node: Node, known: Mapping[str, HostArray]) -> Graph | None:
 
 
 def _with_branches(graph: Graph, known: Mapping[str, HostArray]) -> Graph:
-    """The graph with the branch that runs in place of each If whose condition is known."""
+    """Return the graph with the nodes of the branch that runs in place of each If of a constant
+    condition; values inside get the prefix `<the If's first output>/`."""
     nodes, constants = [], dict(graph.constants)
     for node in graph.nodes:
         branch = _known_branch(node, known)
@@ -82,7 +89,10 @@ def _with_branches(graph: Graph, known: Mapping[str, HostArray]) -> Graph:
 
 
 def _shapes_of_results(graph: Graph) -> dict[str, Extents]:
-    """The shapes of what is resized and reshaped to extents that the graph computes."""
+    """Return shapes, by name, of results of Reshape and Resize whose shape input is known.
+
+    It is followed element by element (`lists`), also where an extent is a name: ("n", 6).
+    """
     lists: dict[str, Extents] = {}
     for name, array in graph.constants.items():
         if array.dtype.kind == "i" and array.ndim < 2 and array.size <= MOST_AXES:
@@ -104,7 +114,7 @@ def _has_one_result(node: Node) -> bool:
 
 
 def _is_news(graph: Graph, name: str, shape: Extents) -> bool:
-    """Return True of a shape that says no less than the model does."""
+    """Return True of a shape that contradicts no number that the graph knows for a value."""
     known = graph.shapes.get(name)
     if known is None or len(known) != len(shape):
         return known is None
@@ -112,7 +122,10 @@ def _is_news(graph: Graph, name: str, shape: Extents) -> bool:
 
 
 def _list(node: Node, graph: Graph, lists: Mapping[str, Extents]) -> Extents | None:
-    """The extents that a node makes of others; None where they are not known."""
+    """Return the elements of a node's result, a list of extents; None where they are not known.
+
+    lists: such elements by name.
+    """
     if node.op_type == "Shape":
         shape = graph.shapes.get(node.inputs[0])
         first, end = node.attributes.get("start", 0), node.attributes.get("end")
@@ -139,7 +152,10 @@ def _list(node: Node, graph: Graph, lists: Mapping[str, Extents]) -> Extents | N
 
 
 def _result(node: Node, graph: Graph, known: Mapping[str, HostArray]) -> HostArray | None:
-    """Result of a node over constants; None where it is unknown, large, or fails."""
+    """Return a node's result if all its inputs are in `known`; None if not, if large, or it fails.
+
+    A Shape needs only the shape of its input.
+    """
     draws = node.op_type in DRAWING or node.op_type in DRAWN
     if not node.is_standard or draws or len(node.outputs) != 1:
         return None
@@ -164,7 +180,7 @@ def _result(node: Node, graph: Graph, known: Mapping[str, HostArray]) -> HostArr
 
 
 def _says_much(array: HostArray | None) -> bool:
-    """Return True of integers that may be a large shape."""
+    """Return True of integers whose product is above MOST, as that of a large shape."""
     if array is None or array.dtype.kind not in "iu":
         return False
     return math.prod(max(abs(int(n)), 1) for n in array.reshape(-1)) > MOST

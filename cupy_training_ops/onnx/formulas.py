@@ -8,7 +8,8 @@ operator.
     s = MatMul(q, Transpose(k)); p = Softmax(s); y = MatMul(p, v)
     y = FlashAttention(q, k, v)
 
-A formula is replaced where nothing else reads a part of it.
+A formula is replaced where nothing else reads a part of it. `known` is the graph, with the maker
+and readers of each value.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _WIDE = (1, 11)  # ONNX's numbers of float32 and float64
 
 
 class _Formula(NamedTuple):
-    """The nodes of a formula, of which the last one makes the result, and those in their place."""
+    """Nodes that compute a formula, and new ones in their place."""
 
-    nodes: list[Node]
+    nodes: list[Node]  # the last one makes the result
     new: list[Node]
 
 
 class _Known:
-    """Makers and readers of a graph's values."""
+    """A graph, and by a value's name its maker (a node) and its readers; ends: its outputs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -46,30 +47,30 @@ class _Known:
                 self.readers.setdefault(name, []).append(node)
 
     def factor(self, node: Node) -> tuple[str, float] | None:
-        """The value that a node multiplies by a number, and the number."""
+        """Return (x, number) of a node that computes x * number; None of other nodes."""
         return factor_of(self.graph.constants, node)
 
     def only_reader(self, node: Node) -> Node | None:
-        """The node that reads a node's first result, where it is the only one."""
+        """Return the only node that reads a node's first result; None if there are more, or none"""
         found = self.readers.get(node.outputs[0], [])
         return found[0] if len(found) == 1 else None
 
     def maker(self, name: str, op_type: str) -> Node | None:
-        """The node that makes a value, if it is of a standard operator."""
+        """Return the node that makes a value if it is of ONNX's operator `op_type`, else None."""
         node = self.makers.get(name)
         return node if node is not None and is_plain(node, op_type) else None
 
 
 def is_plain(node: Node, op_type: str) -> bool:
-    """Return True of a node of a standard operator."""
+    """Return True of a node of ONNX's own operator `op_type`."""
     return node.op_type == op_type and node.is_standard
 
 
 def fuse_formulas(graph: Graph) -> Graph:
-    """The graph with operators in place of formulas."""
+    """Return the graph with Gelu and FlashAttention in place of the nodes of their formulas."""
     known = _Known(graph)
-    parts: set[int] = set()
-    whole: dict[int, list[Node]] = {}
+    parts: set[int] = set()  # id() of nodes that go
+    whole: dict[int, list[Node]] = {}  # new nodes by id() of the formula's last one
     for node in graph.nodes:
         read = FORMULAS.get(node.op_type) if node.is_standard else None
         formula = None if read is None else read(known, node)
@@ -88,8 +89,10 @@ def fuse_formulas(graph: Graph) -> Graph:
 
 
 def _gelu(known: _Known, erf: Node) -> _Formula | None:
-    """x 0.5 (1 + erf(x / sqrt(2))), the factors in any order, as exporters write it before opset
-    20."""
+    """Return the formula x 0.5 (1 + erf(x / sqrt(2))) around an Erf node; None if it is none.
+
+    The three factors are in any order, as exporters write it before opset 20.
+    """
     scaled = known.makers.get(erf.inputs[0])
     inside = None if scaled is None else known.factor(scaled)
     above = known.only_reader(erf)
@@ -101,6 +104,7 @@ def _gelu(known: _Known, erf: Node) -> _Formula | None:
     if product.op_type != "Mul" or not product.is_standard:
         return None
     x, nodes = inside[0], [scaled, erf, above, product]
+    # The product is (1 + erf) by x, with 0.5 behind it, or by 0.5 x.
     other = product.inputs[product.inputs[0] == above.outputs[0]]
     if other == x:
         half = known.only_reader(product)
@@ -118,6 +122,7 @@ def _gelu(known: _Known, erf: Node) -> _Formula | None:
 
 
 def _adds_one(known: _Known, node: Node) -> bool:
+    """Return True if a node adds a constant scalar 1 to a value."""
     if node.op_type != "Add" or not node.is_standard:
         return False
     numbers = [known.graph.constants[n] for n in node.inputs if n in known.graph.constants]
@@ -128,11 +133,11 @@ def _adds_one(known: _Known, node: Node) -> bool:
 
 
 def _attention(known: _Known, softmax: Node) -> _Formula | None:
-    """Softmax(scale Q K^T + mask) V in a type of 2 bytes, where types and shapes are such as
-    FlashAttention takes, which never has the scores in memory. In wider types products of the
-    scores are faster backward.
+    """Return the formula Softmax(scale Q K^T + mask) V around a Softmax node; None if it is none.
 
-    The softmax may be of float32, between two Casts.
+    FlashAttention, which never has the scores in memory, replaces it for half types, and shapes
+    that it takes; in wider types the scores' products are faster backward. The softmax may be of
+    float32, between two Casts.
     """
     if softmax.attributes.get("axis", -1) not in (-1, 3):
         return None
@@ -166,8 +171,10 @@ def _attention(known: _Known, softmax: Node) -> _Formula | None:
 
 
 def _read_scores(known: _Known, name: str) -> tuple[list[Node], str, float] | None:
-    """The nodes from the product of Q and K to the softmax, the mask that is added, "" for none,
-    and the factor of the product."""
+    """Return how a Softmax's input `name` is computed as scale Q K^T + mask; None if it is not.
+
+    How: (nodes from the product of Q and K on, the mask's name or "", scale).
+    """
     nodes, mask = [], ""
     cast = known.maker(name, "Cast")
     if cast is not None:
@@ -189,7 +196,7 @@ def _read_scores(known: _Known, name: str) -> tuple[list[Node], str, float] | No
 
 
 def _without_factors(known: _Known, name: str) -> tuple[str, list[Node], float]:
-    """The value that nodes multiply by numbers, the nodes, the last one first, and the factor."""
+    """Return x, nodes and f where `name` is x * f, by nodes (the last one first) of Mul or Div."""
     nodes, whole = [], 1.0
     while (node := known.makers.get(name)) is not None and (read := known.factor(node)) is not None:
         nodes.append(node)
@@ -198,7 +205,10 @@ def _without_factors(known: _Known, name: str) -> tuple[str, list[Node], float]:
 
 
 def _turned_keys(known: _Known, name: str, result: str) -> tuple[Node, list[Node]]:
-    """A Transpose that makes K, and the nodes that made K^T, as far as it does their work."""
+    """Return a Transpose node that makes K from the source of K^T, and the node it replaces, or []
+
+    name: K^T. result: the name of K. If K^T is a Transpose, both are joined in one.
+    """
     node = known.maker(name, "Transpose")
     perm = (0, 1, 2, 3) if node is None else tuple(node.attributes.get("perm", (3, 2, 1, 0)))
     source = name if node is None else node.inputs[0]
@@ -209,7 +219,10 @@ def _turned_keys(known: _Known, name: str, result: str) -> tuple[Node, list[Node
 
 
 def _fits(known: _Known, values: Sequence[str], mask: str) -> bool:
-    """Return True where Q, K^T and V have one type, and shapes that go together as they are."""
+    """Return True if FlashAttention takes these: one half type, 4 dimensions, no broadcasting.
+
+    values: names of Q, K^T and V. mask: a name, or "".
+    """
     types, shapes = dict(known.graph.types), dict(known.graph.shapes)
     for name, array in known.graph.constants.items():
         types[name], shapes[name] = array.dtype, array.shape
@@ -227,11 +240,12 @@ def _fits(known: _Known, values: Sequence[str], mask: str) -> bool:
 
 
 def _repeats_to(shape: Sequence[Extent], whole: Sequence[Extent]) -> bool:
-    """Return True of the shape of an array that can be repeated to another."""
+    """Return True if `shape` is known to broadcast to `whole`."""
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return len(shape) <= len(whole) and all(n == 1 or (n is not None and n == m) for n, m in pairs)
 
 
+# By an operator that a formula has once, a function that reads the formula around such a node.
 FORMULAS: Mapping[str, Callable[[_Known, Node], _Formula | None]] = {
     "Erf": _gelu,
     "Softmax": _attention,

@@ -20,7 +20,12 @@ Extent = int | str | None  # of a dimension: a number, a name, or nothing is sai
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node; `version` is that of its domain's opset."""
+    """One node of a graph.
+
+    version: the opset of its domain. inputs, outputs: names, "" where one is left out. attributes:
+    Python numbers, texts, tuples, NumPy arrays and Graphs by name. place: the node's index in the
+    model's file, for messages.
+    """
 
     op_type: str
     domain: str
@@ -70,20 +75,25 @@ EMPTY = Empty()
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes in an order in which they can run, inputs, outputs and constants."""
+    """Nodes in an order in which they can run, inputs, outputs, and constants by name.
+
+    types and shapes: what the model declares of values (also inner ones) by name.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     constants: Mapping[str, HostArray]
-    # Of values, as the model declares them:
     types: Mapping[str, Dtype] = field(default_factory=dict)
     shapes: Mapping[str, tuple[Extent, ...]] = field(default_factory=dict)
     n_captured: int = 0  # inputs of a subgraph, at the end, that are values of the graph around it
     source: Any = None  # of a subgraph, its protobuf
 
     def free_names(self) -> tuple[str, ...]:
-        """Names that nothing in the graph makes, in the order of their first use."""
+        """Return the names that nodes read and nothing in the graph makes, in order of first use.
+
+        In a subgraph these are values of the graph around it.
+        """
         own = {item.name for item in self.inputs} | self.constants.keys()
         own.update(name for node in self.nodes for name in node.outputs)
         read = [name for node in self.nodes for name in node.inputs]
@@ -95,7 +105,7 @@ class Graph:
         return replace(self, nodes=tuple(nodes))
 
     def with_attributes(self, op_types: Collection[str], **attributes: Any) -> Graph:
-        """A copy of the graph in which all nodes of these operators have these attributes."""
+        """Return a copy of the graph with these attributes added to all nodes of `op_types`."""
         return self.with_nodes(
             replace(node, attributes={**node.attributes, **attributes})
             if node.op_type in op_types
@@ -105,12 +115,16 @@ class Graph:
 
 
 def subgraphs(node: Node) -> dict[str, Graph]:
-    """The graphs in a node's attributes."""
+    """Return the graphs among a node's attributes, by the attribute's name."""
     return {name: part for name, part in node.attributes.items() if isinstance(part, Graph)}
 
 
 def parts_around(node: Node) -> dict[str, Graph]:
-    """The graphs in a node's attributes; what they read around them has the names it has there."""
+    """Return {attribute: subgraph} with captured values under their names in the graph around.
+
+    A subgraph's last n_captured inputs are values of the graph around; the node's last n_captured
+    inputs name the same values there.
+    """
     parts = subgraphs(node)
     for name, part in parts.items():
         inner = [item.name for item in part.inputs[len(part.inputs) - part.n_captured :]]
@@ -121,7 +135,7 @@ def parts_around(node: Node) -> dict[str, Graph]:
 
 
 def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with other names of what it reads around it."""
+    """Return a graph, and graphs inside it, with inputs renamed; names: {old: new}."""
 
     def values(items: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(item._replace(name=names.get(item.name, item.name)) for item in items)
@@ -140,7 +154,7 @@ def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
-    """Return True if an array of a shape may be repeated to have another."""
+    """Return True if an array of `shape` broadcasts to `whole`; an unknown extent always fits."""
     if len(shape) > len(whole):
         return False
     pairs = zip(reversed(shape), reversed(whole), strict=False)
@@ -148,7 +162,10 @@ def may_repeat_to(shape: Sequence[Extent], whole: Sequence[int]) -> bool:
 
 
 class Problems:
-    """The reasons to refuse a model, gathered so that all of them are said at once."""
+    """The reasons to refuse a model, gathered so that one error says all of them.
+
+    model: its name in the message. lines: "where: what" of each reason.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -170,7 +187,11 @@ class Problems:
 def places_of(
     nodes: Sequence[Node], names: Iterable[str], outside: Iterable[str] = ()
 ) -> list[int]:
-    """The places of the nodes that make these values, of those `outside` and of inputs."""
+    """Return the indices, in order, of the nodes that `names` are computed by.
+
+    These are the makers of the names, of the makers' inputs, and so on, back to the values
+    `outside`, whose makers are left out.
+    """
     ends = {*outside, ""}
     wanted, places = set(names) - ends, []
     for i in reversed(range(len(nodes))):
@@ -181,11 +202,16 @@ def places_of(
 
 
 def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:
-    """The nodes, each behind the makers of its inputs; circles are problems."""
+    """Return the nodes in topological order: as they are, if that is one.
+
+    known: names of inputs and constants. Cycles, names that two nodes make, and inputs that nothing
+    makes are added to `problems`.
+    """
     nodes = tuple(nodes)
     makers = _makers(nodes, set(known), problems)
+    # How many makers of a node's inputs are not in `order` yet.
     waiting = [len({makers[name] for name in node.inputs if name in makers}) for node in nodes]
-    readers: dict[int, set[int]] = {}
+    readers: dict[int, set[int]] = {}  # index of a node: indices of those that read its outputs
     for i, node in enumerate(nodes):
         for name in node.inputs:
             if name in makers:
@@ -209,7 +235,11 @@ def sort_nodes(nodes: Iterable[Node], known: Iterable[str], problems: Problems) 
 
 
 def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
-    """The node that makes each value; two of one name and inputs without a maker are problems."""
+    """Return {value's name: index of the node that makes it}.
+
+    known: names of inputs and constants. Names that are made twice, and inputs that nothing makes,
+    are added to `problems`.
+    """
     makers: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for name in filter(None, node.outputs):
@@ -238,12 +268,16 @@ _LISTS = {int: "a list of integers", float: "a list of floats", str: "a list of 
 
 
 def check_attributes(attributes: Mapping[str, object], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes, each of its kind, an annotation; flags, which are integers in a file, as
-    bools."""
+    """Return the attributes, flags as bools; refuse a value that does not fit its annotation.
+
+    kinds: a type or annotation by name, such as `int`, `float | None` or `Sequence[int]`; of
+    `bool` the value is an integer in a file.
+    """
     return {name: _check_attribute(name, value, kinds[name]) for name, value in attributes.items()}
 
 
 def _check_attribute(name: str, value: object, kind: Any) -> Any:
+    """Return one attribute's value, a flag as a bool; refuse it if it does not fit `kind`."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if bool in kinds and isinstance(value, int):
         return bool(value)
@@ -253,7 +287,10 @@ def _check_attribute(name: str, value: object, kind: Any) -> Any:
 
 
 def _is(value: object, kind: Any) -> bool:
-    """Return True if a value is of a kind; ONNX converts no number to another type."""
+    """Return True if a value fits an annotation; an integer is no float, as in ONNX.
+
+    For an annotation of another kind than below, any value fits, but none fits NoneType.
+    """
     if get_origin(kind) is Literal:
         return type(value) is type(get_args(kind)[0])
     item = _item(kind)
@@ -265,12 +302,13 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def _item(kind: Any) -> type | None:
-    """The type of the numbers in a list; None of other kinds."""
+    """Return int, float or str of an annotation such as `Sequence[int]`; None of others."""
     item = get_args(kind)[0] if get_args(kind) else None
     return item if item in _LISTS else None
 
 
 def _words(kind: Any) -> str:
+    """Return an annotation in words, for messages: "a list of integers"."""
     if get_origin(kind) is Literal:
         return _WORDS[type(get_args(kind)[0])]
     item = _item(kind)

@@ -17,9 +17,10 @@ POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def infer_shapes(proto: Proto) -> Proto:
-    """The model with the types and shapes that follow from its inputs and constants.
+    """Return a copy of a ModelProto with types and shapes inferred from its inputs and constants.
 
-    Of what it says of other values, ranks and names of extents are read, but no numbers.
+    What the model declares of other values counts by rank and names of extents, not by numbers.
+    Pools and ConvTransposes that ONNX infers wrongly are changed while it infers.
     """
     from onnx import shape_inference
 
@@ -43,13 +44,15 @@ def infer_shapes(proto: Proto) -> Proto:
 
 
 def _is_padded_alike(node: Proto) -> bool:
-    """Return True of pads that follow from extents: a pool has a window for each step then, and
-    ceil_mode says nothing, with which ONNX counts more."""
+    """Return True of auto_pad SAME_UPPER or SAME_LOWER.
+
+    A pool has a window for each step then, whatever ceil_mode is; ONNX counts more with it.
+    """
     return any(item.name == "auto_pad" and item.s.startswith(b"SAME") for item in node.attribute)
 
 
 def _replace(node: Proto, names: Collection[str], **attributes: Any) -> None:
-    """Remove attributes of a node, and give it others."""
+    """Remove the attributes `names` of a NodeProto, and set others."""
     from onnx import helper
 
     rest = [item for item in node.attribute if item.name not in {*names, *attributes}]
@@ -59,8 +62,11 @@ def _replace(node: Proto, names: Collection[str], **attributes: Any) -> None:
 
 
 def _say_padding(node: Proto, kernel: Sequence[int]) -> None:
-    """Say the pads of a ConvTranspose whose output is as large as its input times the strides: ONNX
-    makes it smaller where the kernel is smaller than a stride."""
+    """Set output_padding of a ConvTranspose with auto_pad SAME, so that ONNX infers its output.
+
+    That is its input times the strides; ONNX infers less where the kernel is smaller than a stride.
+    kernel: the extents of W behind the first two, () if unknown.
+    """
     from onnx import helper
 
     values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
@@ -79,18 +85,22 @@ def _say_padding(node: Proto, kernel: Sequence[int]) -> None:
 
 
 def end_pad(n: int, window: int, step: int, begin: int, end: int) -> int:
-    """The pad at the end by which as many windows fit as with `ceil_mode`, of which none begins
-    behind all elements."""
-    last = -(-(n + begin + end - window) // step)  # the last one's number
+    """Return the pad at the end by which a pool without ceil_mode has the windows of one with it.
+
+    n: elements of the axis. window: elements it spans, with dilation. step: the stride. begin, end:
+    the pads. No window begins behind all elements.
+    """
+    last = -(-(n + begin + end - window) // step)  # index of the last window
     if last * step >= n + begin:
         last -= 1
     return max(last * step + window - n - begin, 0)
 
 
 def _correct_pool(proto: Proto, result: Proto) -> bool:
-    """Let inference see pads in place of `ceil_mode` at the first pool that it gets wrong.
+    """Replace `ceil_mode` by pads in the first pool of `proto` whose output was inferred wrongly.
 
-    It counts windows that begin behind all elements, which no pool has. True if there was one.
+    ONNX counts windows that begin behind all elements, which no pool has. result: the model with
+    inferred shapes. Return True if there was such a pool.
     """
     shapes = {name: shape for name, shape in _shapes(result.graph)}
     for node in proto.graph.node:
@@ -106,7 +116,10 @@ def _correct_pool(proto: Proto, result: Proto) -> bool:
 def _pads_of(
     node: Proto, extents: Sequence[int | None], inferred: Sequence[int | None]
 ) -> list[int] | None:
-    """The pads by which as many windows fit as the pool has; None if that was inferred."""
+    """Return pads by which a pool without ceil_mode has its windows; None if inference was right.
+
+    extents, inferred: of input and output, without batch and channels; None where unknown.
+    """
     from onnx import helper
 
     values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
@@ -124,11 +137,12 @@ def _pads_of(
         window = (values["kernel_shape"][i] - 1) * spread[i] + 1
         pads[rank + i] = end_pad(n, window, steps[i], pads[i], pads[rank + i])
         count = (n + pads[i] + pads[rank + i] - window) // steps[i] + 1
-        is_wrong |= m == count + 1
+        is_wrong |= m == count + 1  # ONNX counted one window that no pool has
     return pads if is_wrong else None
 
 
 def _shapes(graph: Proto) -> Iterator[tuple[str, list[int | None]]]:
+    """Yield (name, extents) of a GraphProto's values of known shape; None is an unknown extent."""
     items: Iterable[Proto] = (*graph.input, *graph.output, *graph.value_info)
     for tensor in graph.initializer:
         yield tensor.name, list(tensor.dims)

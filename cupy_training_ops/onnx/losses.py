@@ -25,12 +25,12 @@ from .models import Proto, onnx_package, read_inferred
 
 LABELS = "labels"
 SCORES = "scores"
-PREFIX = "onnx::loss::"  # of the names of values that are added, as upstream has it
+PREFIX = "onnx::loss::"  # of the names of added values, as ONNX Runtime has it
 OPSET = 17
 
 
 def with_loss(graph: Graph, loss: Any) -> Graph:
-    """The graph with a loss as its first output.
+    """Return the graph with a loss as its first output, and its labels (if any) as the last input.
 
     loss: one of LOSSES, the name of an output that is one number, or an onnx.FunctionProto of
     (scores, labels) whose only output is one number.
@@ -55,9 +55,10 @@ def with_loss(graph: Graph, loss: Any) -> Graph:
 
 
 def _joined(graph: Graph, scores: str, part: Graph) -> Graph:
-    """A graph, and behind one of its values the part with inputs `scores` and `labels`.
+    """Return the graph with the nodes of a loss behind its value `scores`.
 
-    Its other values get numbers as names, by which it is cut off again.
+    part: the loss as a graph, with inputs "scores" and, if it has them, "labels". Its values become
+    onnx::loss::0, 1, ..., by which an export finds and removes them.
     """
     used = {name for node in graph.nodes for name in node.outputs}
     used |= {item.name for item in graph.inputs} | graph.constants.keys()
@@ -66,6 +67,7 @@ def _joined(graph: Graph, scores: str, part: Graph) -> Graph:
     names = {SCORES: scores, LABELS: next(name for name in labels if name not in used), "": ""}
 
     def renamed(name: str) -> str:
+        """Return the name in the whole graph of a value of `part`; a new one at first."""
         if name not in names:
             names[name] = next(numbers)
         return names[name]
@@ -117,7 +119,10 @@ def _version(graph: Graph) -> int:
 
 
 class _Loss:
-    """A loss as nodes over `scores` and `labels`."""
+    """A loss as `nodes` over inputs "scores" and "labels", and `constants` by name.
+
+    scores: the declaration of the first. labels, shape: type and shape of the second.
+    """
 
     def __init__(self, scores: Value, labels: Dtype | None, shape: Sequence[Extent] | None) -> None:
         self.inputs = (scores, Value(LABELS, labels, None if shape is None else tuple(shape)))
@@ -125,19 +130,19 @@ class _Loss:
         self.constants: dict[str, Any] = {}
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; the name of its result comes back."""
+        """Add a node, and return the name of its result."""
         name = str(len(self.nodes))
         self.nodes.append(Node(op_type, "", OPSET, inputs, (name,), attributes, name))
         return name
 
     def ints(self, *values: int) -> str:
-        """Add a list of integers."""
+        """Add an int64 vector as a constant, and return its name."""
         name = f"ints_{len(self.constants)}"
         self.constants[name] = np.array(values, INT64)
         return name
 
     def model(self, version: int) -> Proto:
-        """The loss as a model, whose output is the last node's."""
+        """Return the loss as a ModelProto of an opset, whose output is the last node's."""
         from .writing import model_of
 
         nodes = tuple(replace(node, version=version) for node in self.nodes)
@@ -146,6 +151,7 @@ class _Loss:
 
 
 def _cross_entropy(scores: Value) -> _Loss:
+    """Return the loss of scores (N, classes, ...) and labels (N, ...)."""
     shape = scores.shape
     loss = _Loss(scores, INT64, None if shape is None else (*shape[:1], *shape[2:]))
     loss.op("SoftmaxCrossEntropyLoss", SCORES, LABELS, reduction="mean")
@@ -153,6 +159,7 @@ def _cross_entropy(scores: Value) -> _Loss:
 
 
 def _token_cross_entropy(scores: Value) -> _Loss:
+    """Return the loss of scores (..., classes) and labels (...), as a matrix and a vector."""
     shape = scores.shape
     loss = _Loss(scores, INT64, None if shape is None else shape[:-1])
     rows = loss.op("Flatten", SCORES, axis=-1)
@@ -181,7 +188,7 @@ def _bce_with_logits(scores: Value) -> _Loss:
     return loss
 
 
-LOSSES: dict[str, Callable[[Value], _Loss]] = {
+LOSSES: dict[str, Callable[[Value], _Loss]] = {  # each makes a loss by the scores' declaration
     "cross_entropy": _cross_entropy,
     "token_cross_entropy": _token_cross_entropy,
     "mse": _mse,
@@ -194,9 +201,10 @@ LOSSES: dict[str, Callable[[Value], _Loss]] = {
 
 
 def _of_function(function: Proto, scores: Value, version: int) -> Proto:
-    """A model of one node that calls the function.
+    """Return a ModelProto of one node that calls a FunctionProto of (scores, labels).
 
-    Labels are of the type of scores if the function's nodes take that, else integers.
+    version: the model's opset. Labels are of the type of scores if the function's nodes take that,
+    else int64.
     """
     if len(function.input) != 2 or len(function.output) != 1 or function.attribute:
         expected = "a function of scores and labels with one output and no attributes"
@@ -220,7 +228,7 @@ def _of_function(function: Proto, scores: Value, version: int) -> Proto:
 
 
 def _calling(function: Proto, inputs: tuple[Value, ...], version: int) -> Proto:
-    """A model whose only node calls the function."""
+    """Return a ModelProto whose only node calls the function; version: of its opset."""
     from .writing import model_of
 
     names = tuple(item.name for item in inputs)

@@ -3,6 +3,8 @@
 
 No code of a model's is run, and what is read is bounded: a file by its size, an array by the bytes
 that are there for it. No file is opened outside the model's folder.
+
+`problems` collects the reasons to refuse a model. `versions` is {domain: opset}.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from .passes import split_sequences, without_constants
 from .standard import NEWEST
 from .stored import BY_DTYPE, graph_dtype, nbytes_of, unpack
 
-MOST_BYTES = 1 << 31  # of a protobuf
+MOST_BYTES = 1 << 31  # of a protobuf, at most
 MOST_NODES = 1 << 20
 MOST_ELEMENTS = 1 << 10  # of an initializer on which shapes may depend
 BY_RANK = ("CausalConvWithState", "RotaryEmbedding")  # operators whose bodies depend on ranks
@@ -39,7 +41,7 @@ Source = Any  # a path, bytes, a ModelProto, or a Graph that was read
 
 
 def onnx_package() -> Any:
-    """The package onnx, which is an extra."""
+    """Return the module onnx; ArgumentError with a hint if it is not installed."""
     try:
         import onnx
     except ModuleNotFoundError:
@@ -50,7 +52,7 @@ def onnx_package() -> Any:
 
 
 def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
-    """The graph of a model, its protobuf, and the problems that its reading shows."""
+    """Return a model's graph, its ModelProto (None of a Graph), and problems found in it so far."""
     if isinstance(model, Graph):  # a part of one that was read
         return model, None, Problems("the model")
     proto, folder, name = parse(model)
@@ -60,12 +62,10 @@ def read_model(model: Source) -> tuple[Graph, Proto, Problems]:
 
 
 def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str]]:
-    """The graph of a model, and the names of its initializers.
+    """Return a model's graph with inferred types and shapes, and the names of its parameters.
 
-    Those are left out that PyTorch's exporter says to be no parameters.
-
-    It is in this opset or a newer one, has types and shapes that were inferred, and what Constant
-    nodes make among its constants.
+    These are its initializers, without those that PyTorch's exporter says to be none. The graph is
+    converted to opset `least_opset` if it is older; Constant nodes are among its constants.
     """
     onnx = onnx_package()
     proto, folder, name = parse(model)
@@ -87,22 +87,24 @@ def read_inferred(model: Source, least_opset: int) -> tuple[Graph, frozenset[str
     whole = split_sequences(without_constants(graph, problems))
     problems.refuse()
     inputs = tuple(item for item in whole.inputs if item.name not in whole.constants)
+    # Without such metadata all initializers are parameters.
     return replace(whole, inputs=inputs), _said_parameters(proto) & arrays.keys() or frozenset(
         arrays
     )
 
 
 def _said_parameters(proto: Proto) -> frozenset[str]:
-    """The parameters in what PyTorch's exporter writes: `p_w: PARAMETER target='w'`."""
+    """Return the names w of `p_w: PARAMETER target='w'`, as PyTorch's exporter writes metadata."""
     entries = {_text(item.key): _text(item.value) for item in proto.graph.metadata_props}
     return frozenset(_PARAMETER.findall(entries.get(_SIGNATURE, "")))
 
 
 def _without_elements(proto: Proto, arrays: Mapping[str, HostArray]) -> Proto:
-    """A copy in which large initializers have types and shapes alone, which is enough to infer
-    those of other values: ONNX serializes a model for that, and can no larger one than 2 GiB.
+    """Return a copy of a ModelProto whose large initializers have no elements.
 
-    arrays: those of the initializers, of which small integers say shapes and may be in other files.
+    Types and shapes are enough for inference, for which ONNX serializes the model: it cannot do so
+    above 2 GiB. arrays: initializers by name; small integers among them, which may be shapes, are
+    copied in from other files.
     """
     copy = type(proto)()
     copy.CopyFrom(proto)
@@ -117,7 +119,10 @@ def _without_elements(proto: Proto, arrays: Mapping[str, HostArray]) -> Proto:
 
 
 def parse(model: Source) -> tuple[Proto, Path | None, str]:
-    """The protobuf, the folder that external data may be in, and the model's name in messages."""
+    """Return a ModelProto, the folder of its file (else None), and the model's name in messages.
+
+    External data may be in that folder.
+    """
     onnx = onnx_package()
     if isinstance(model, onnx.ModelProto):
         return model, None, "the model"
@@ -130,7 +135,7 @@ def parse(model: Source) -> tuple[Proto, Path | None, str]:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """A file's bytes; one that is larger, or none, is refused unread."""
+    """Return a file's bytes; one of more than `most` bytes, or no regular file, is refused."""
     if path.is_dir():
         raise ArgumentError(f"{path}: expected a file, got a folder")
     # A pipe is opened without a wait for its writer.
@@ -144,6 +149,10 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
+    """Return the ModelProto of a file's bytes; refuse what is none.
+
+    onnx: the module. name: of the model, for messages.
+    """
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -155,6 +164,10 @@ def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
 
 
 def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems) -> Graph:
+    """Return the Graph of a ModelProto, with its own functions inlined and its nodes sorted.
+
+    constants: its initializers by name. Damages go to `problems`.
+    """
     graph = proto.graph
     if len(graph.node) > MOST_NODES:
         raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
@@ -176,6 +189,7 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
         if item.name not in available:
             problems.add(f"output {cut(item.name)!r}", "nothing makes it")
     infos = graph.value_info
+    # Inferred declarations come first, so that the model's own replace them.
     if any(node.op_type in BY_RANK and node.is_standard for node in nodes):
         infos = (*_inferred(proto, protos, constants), *infos)
     declared = (*map(value_of, infos), *inputs, *outputs)
@@ -187,7 +201,10 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
 def _inferred(
     proto: Proto, nodes: Sequence[Proto], arrays: Mapping[str, HostArray]
 ) -> Iterable[Proto]:
-    """The types that ONNX infers for values that the model says nothing of; none if it cannot."""
+    """Return ValueInfoProtos of types and shapes that ONNX infers; () if it cannot.
+
+    nodes: NodeProtos in place of the model's. arrays: initializers by name.
+    """
     onnx = onnx_package()
     copy = _without_elements(proto, arrays)
     del copy.functions[:], copy.graph.node[:]
@@ -200,7 +217,7 @@ def _inferred(
 
 
 def _inline_functions(proto: Proto) -> Proto:
-    """The model with the bodies of its own functions in place of their calls."""
+    """Return the model with the bodies of its own functions in place of their calls."""
     if not proto.functions:
         return proto
     if _n_inlined(proto) > MOST_NODES:
@@ -215,10 +232,14 @@ def _inline_functions(proto: Proto) -> Proto:
 
 
 def _n_inlined(proto: Proto) -> int:
-    """The number of nodes with functions inlined; a function that calls itself is refused."""
+    """Return the number of nodes with functions inlined; refuse a function that calls itself.
+
+    Functions are visited depth first, each twice: before those that it calls, and behind them, when
+    its nodes can be counted.
+    """
     functions = {(f.domain, f.name): f for f in proto.functions}
     counts: dict[tuple[str, str], int] = {}
-    waiting = [(key, False) for key in functions]
+    waiting = [(key, False) for key in functions]  # a stack; True: for the second time
     opened: set[tuple[str, str]] = set()
     while waiting:
         key, is_counted = waiting.pop()
@@ -239,6 +260,10 @@ def _n_inlined(proto: Proto) -> int:
 def _initializers(
     graph: Proto, folder: Path | None, problems: Problems
 ) -> Iterator[tuple[str, HostArray]]:
+    """Yield name and array of a GraphProto's initializers; damaged ones go to `problems`.
+
+    folder: of external data, None if there may be none.
+    """
     if graph.sparse_initializer:
         problems.add("the graph", "sparse initializers are not read here")
     read: Counter[Path] = Counter()
@@ -250,7 +275,10 @@ def _initializers(
 
 
 def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
-    """A node; what its subgraphs read of the graph around them stands behind its own inputs."""
+    """Return the Node of a NodeProto; values that its subgraphs capture are its last inputs.
+
+    place: its index in the graph. versions: opset by domain.
+    """
     domain = _domain(proto.domain)
     node = Node(
         _text(proto.op_type),
@@ -276,7 +304,10 @@ def read_node(proto: Proto, place: int, versions: Mapping[str, int], problems: P
 
 
 def with_captures(node: Node) -> Node:
-    """The node with all that its subgraphs read of the graph around them, as inputs of both."""
+    """Return the node with the values that its subgraphs capture appended to its and their inputs.
+
+    Captured values are those that a subgraph reads from the graph around it.
+    """
     parts = subgraphs(node)
     names = tuple(dict.fromkeys(name for part in parts.values() for name in part.free_names()))
     captures = tuple(Value(name, None, None) for name in names)
@@ -288,7 +319,7 @@ def with_captures(node: Node) -> Node:
 
 
 def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> Graph:
-    """A graph in an attribute; what it reads of the graph around it is not among its inputs yet."""
+    """Return the Graph of an attribute's GraphProto, without captured values among its inputs."""
     constants = dict(_initializers(graph, None, problems))
     nodes = [read_node(node, i, versions, problems) for i, node in enumerate(graph.node)]
     inputs, outputs = tuple(map(value_of, graph.input)), tuple(map(value_of, graph.output))
@@ -307,18 +338,18 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
 
 
 def _domain(name: Any) -> str:
-    """A domain by its one name."""
+    """Return a domain's name, "" for ONNX's own by either name."""
     return "" if name in STANDARD else _text(name)
 
 
 def _twice(names: Iterable[str]) -> list[str]:
-    """The names that are there more than once."""
+    """Return the names that come more than once."""
     seen: set[str] = set()
     return [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
 
 
 def attribute_value(item: Proto) -> Any:
-    """An attribute as a Python value: text for bytes, a tuple for a list, a NumPy array."""
+    """Return an attribute as a Python value: a number, text, tuple, NumPy array or (type) Value."""
     kinds = type(item)
     if item.type == kinds.TENSOR:
         return array_of(item.t, None)
@@ -335,14 +366,14 @@ def attribute_value(item: Proto) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Text, which protobuf gives as bytes where it is none; anything else as it is."""
+    """Return bytes as text, anything else as it is."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = None) -> HostArray:
-    """A tensor's array; refused where there are fewer or more bytes than its shape says.
+    """Return a TensorProto's array; refused where there are fewer or more bytes than its shape says
 
-    read: how many bytes of each file tensors before it took.
+    folder: of external data. read: bytes of each file that tensors before it read; updated.
     """
     dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
     limits.refuse(limits.of_shape(shape))
@@ -357,7 +388,7 @@ def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = No
 
 
 def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
-    """An array of little-endian elements; 16 bytes aligned, and its own."""
+    """Return an array of little-endian elements, in new memory that is aligned to 16 bytes."""
     expected = nbytes_of(dtype, math.prod(shape))
     if len(data) != expected:
         raise ArgumentError(f"expected {expected} bytes for shape {shape}, got {len(data)}")
@@ -369,6 +400,7 @@ def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
 
 
 def _dtype(number: int) -> Dtype:
+    """Return the dtype of ONNX's number; DtypeError of types that are not computed here."""
     try:
         return graph_dtype(int(number))
     except DtypeError:
@@ -376,7 +408,10 @@ def _dtype(number: int) -> Dtype:
 
 
 def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
-    """The elements that stand in fields by type; half types as bits in integers."""
+    """Return an array from the protobuf's field of its type: float_data, int32_data, ...
+
+    Half types are there as bits in integers, complex numbers as two elements each.
+    """
     if dtype in BY_DTYPE:
         codes = np.array(tensor.int32_data, np.int64)
         if codes.size != nbytes_of(dtype, math.prod(shape)) or np.any(codes >> 8):
@@ -386,7 +421,7 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
     names |= {"uint64": "uint64_data", "uint32": "uint64_data"}
     names |= {"complex64": "float_data", "complex128": "double_data"}
     field = getattr(tensor, names.get(element_type(dtype).name, "int32_data"))
-    each = 2 if dtype.kind == "c" else 1
+    each = 2 if dtype.kind == "c" else 1  # numbers of an element
     if len(field) != math.prod(shape) * each:
         raise ArgumentError(f"expected {math.prod(shape) * each} elements, got {len(field)}")
     if dtype in (np.dtype(np.float16), BFLOAT16):
@@ -396,8 +431,11 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 
 
 def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
-    """The bytes of a tensor in another file of the model's folder, of which all tensors together
-    take no more than twice its size: some share their bytes."""
+    """Return the `nbytes` bytes of a tensor that are in another file of the model's folder.
+
+    read: bytes by file that tensors have read; updated. More than twice a file's size is refused:
+    tensors may share bytes, but a small model is not to claim many.
+    """
     entries = {_text(item.key): _text(item.value) for item in tensor.external_data}
     path = inside(folder, entries.get("location", ""))
     try:
@@ -413,7 +451,7 @@ def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path
 
 
 def inside(folder: Path | None, location: str) -> Path:
-    """A file's path within a folder; no link and no `..` leads out of it."""
+    """Return the path of a file `location` within a folder; refuse links and `..` that leave it."""
     if folder is None:
         raise ArgumentError("external data: the model came without its folder")
     if not location or "\0" in location:
@@ -425,7 +463,7 @@ def inside(folder: Path | None, location: str) -> Path:
 
 
 def read_part(path: Path, offset: int, nbytes: int) -> bytes:
-    """So many bytes of a file, which has to have them."""
+    """Return `nbytes` bytes of a file from `offset` on; refuse a file without them."""
     try:
         size = path.stat().st_size if path.is_file() else -1
     except OSError as error:
@@ -441,11 +479,12 @@ def read_part(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def value_of(proto: Proto) -> Value:
-    """An input, an output or a value inside, with its type as the model says it."""
+    """Return the Value of a ValueInfoProto: name, and type as the model declares it."""
     return _value_of_type(_text(proto.name), proto.type)
 
 
 def _value_of_type(name: str, kind: Proto) -> Value:
+    """Return the Value of a name and a TypeProto: a tensor, a sequence of them, or an optional."""
     form = kind.WhichOneof("value")
     if form == "optional_type":
         inner = _value_of_type(name, kind.optional_type.elem_type)
@@ -459,7 +498,7 @@ def _value_of_type(name: str, kind: Proto) -> Value:
 
 
 def _extent(dim: Proto) -> Extent:
-    """A dimension's number or name; None also of names by which exporters say: unknown."""
+    """Return a dimension's number or name; None without one, or with one of UNKNOWN."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 else None
     name = _text(dim.dim_param)
@@ -467,7 +506,7 @@ def _extent(dim: Proto) -> Extent:
 
 
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
-    """Gather inputs and outputs whose types are not computed here, where the model says any."""
+    """Add to `problems` ValueInfoProtos of types that are not computed here; none is allowed."""
     for item in items:
         is_optional = item.type.WhichOneof("value") == "optional_type"
         kind = item.type.optional_type.elem_type if is_optional else item.type
@@ -483,7 +522,7 @@ def _check_types(items: Iterable[Proto], problems: Problems) -> None:
 
 
 def dtype_or_none(name: str | int) -> Dtype | None:
-    """A dtype by its name or ONNX's number; None of types that are not computed here."""
+    """Return a dtype by its name or ONNX's number; None of types that are not computed here."""
     try:
         return graph_dtype(name)
     except DtypeError:
@@ -491,14 +530,14 @@ def dtype_or_none(name: str | int) -> Dtype | None:
 
 
 def tensor_of(name: str, array: HostArray) -> Proto:
-    """An array as ONNX writes it."""
+    """Return the TensorProto of an array."""
     helper = onnx_package().helper
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
 
 
 def keep_if(items: Any, is_wanted: Callable[[Any], object]) -> None:
-    """Remove the other items of a protobuf's list."""
+    """Keep the items of a protobuf's repeated field for which is_wanted(item) is true."""
     rest = [item for item in items if is_wanted(item)]
     del items[:]
     items.extend(rest)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Runs of a session whose launches are noted, and made again in later runs of the same form.
+"""Runs of a session whose kernel launches are recorded, and repeated in later runs.
 
 A node costs the host a call: look-ups, an allocation, a launch. All but the launch is the same
-where feeds have the same form. So the first run of a form is an ordinary one, the second notes
-what memory it takes, the third takes it from one piece and notes its launches, and from then on
-these are made again, one after the other from C code. Nodes that do other work than launches of
-this package are run as before, between them. Where one of these gives another result than the
-noted run had (another shape, another value on the host), the rest is an ordinary run.
+where feeds have the same form: dtypes, shapes, and values that the host reads. So the first run of
+a form is an ordinary one, the second records the sizes and lives of its memory blocks, the third
+takes them from one piece and records its launches, and from then on these are repeated, one after
+the other from C code. Nodes that do other work than launches of this package are run as before,
+between them. Where one of these gives another result than the recorded run had (another shape,
+another value on the host), the rest is an ordinary run.
+
+`notes` and `marks` are callbacks that a run makes together with its writes (session.Notes).
 """
 
 from __future__ import annotations
@@ -27,30 +30,29 @@ from .program import LARGEST_COPY, Upload
 from .session import NO_NOTES, Notes, Session
 from .steps import Step
 
-MOST_TRIES = 4
+MOST_TRIES = 4  # to plan a form's memory; after these its runs stay ordinary
 
 
 class _Group(NamedTuple):
-    """Launches of consecutive steps, the first of which is at `place`; or a step that is run anew,
-    which takes these blocks of the plan."""
+    """Recorded launches of consecutive steps, or one step that is run anew each time."""
 
-    place: int
-    calls: tuple[recording.Queue, ...] | None
-    first_block: int = 0
-    end_block: int = 0
+    place: int  # index of the first step
+    calls: tuple[recording.Queue, ...] | None  # None: run the step anew
+    first_block: int = 0  # blocks of the memory plan that the step takes: from this one
+    end_block: int = 0  # up to this one, exclusive
 
 
 class _Noted(NamedTuple):
-    """A noted run: its groups, the values that it had, and memory that its launches read."""
+    """A recorded run of one form, to be repeated."""
 
     groups: tuple[_Group, ...]
-    values: list[Any]
-    memory: tuple[object, ...]
+    values: list[Any]  # by slot, also those that a later step of the run freed
+    memory: tuple[object, ...]  # kept alive, since the launches have its addresses
     is_whole: bool  # no step is run anew
 
 
 class _Form(Form):
-    """A form, and its noted run once there is one."""
+    """A form, and its recorded run, `noted`, once there is one; n_runs: how many runs it had."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,20 +61,24 @@ class _Form(Form):
 
 
 class NotedRuns(Forms[_Form]):
-    """The runs of one session on CuPy's arrays."""
+    """Runs one session on CuPy's arrays: a function of its feeds, by form as the module says."""
 
     def __init__(self, session: Session, fixed: Arrays) -> None:
-        """Note the launches of a session's runs, if all its copies can be repeated."""
+        """Prepare runs of `session`; fixed: arrays that are fed to all of them, by name.
+
+        Launches are recorded if all copies between host and device go to the device.
+        """
         super().__init__(session, fixed)
         self.make_form = _Form
         self._run_plainly = session.run_over(fixed)
-        self._stores: workspace.Stores = {}
-        self._stream: Any = None
+        self._stores: workspace.Stores = {}  # scratch memory of kernels
+        self._stream: Any = None  # of the last run
         copies = [step.run for step in session.program.steps if step.runner is None]
+        # False: a step copies to the host, so that no run is recorded.
         self._is_noted = all(isinstance(run, Upload) for run in copies)
 
     def __call__(self, feeds: Arrays, notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """The session's results; `feeds` are those that are not fixed."""
+        """Return the session's results by name; feeds: arrays by name, but for the fixed ones."""
         stream = cupy.cuda.get_current_stream()
         if not self._is_noted or stream.ptr == PER_THREAD or streams.is_capturing(stream):
             return self._run_plainly(feeds, notes)
@@ -94,19 +100,23 @@ class NotedRuns(Forms[_Form]):
             return run(form, self._copies(arrays), notes)
 
     def _go_on(self, stream: Any) -> None:
-        """Begin anew on another stream, behind the work of the one before."""
+        """On another stream than before, wait for the work of that one, and drop all recordings."""
         if self._stream is not None and self._stream.ptr != stream.ptr:
             stream.wait_event(self._stream.record())
             self._forget()
         self._stream = stream
 
     def _forget(self) -> None:
+        """Drop all recordings, scratch memory, and the memory of plans."""
         self._forms.clear()
         self._stores.clear()
         self._memory = None
 
     def _record(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
-        """Run, and note which memory that takes."""
+        """Run ordinarily, and make the plan of the memory that this took (`form.plan`).
+
+        Return the results by name.
+        """
         session, recorder = self._session, Recorder(cupy.cuda.get_allocator())
         values = session.start_values({**self._fixed, **feeds})
         session.begin(values, notes)
@@ -119,13 +129,17 @@ class NotedRuns(Forms[_Form]):
         return session.results(values)
 
     def _note(self, form: _Form, feeds: Arrays, notes: Notes) -> dict[str, Any]:
-        """Run in memory that stays, and note the launches."""
+        """Run in memory of the form's plan, and record the launches (`form.noted`).
+
+        Return the results by name. If the run took other blocks than the plan has, the plan is
+        dropped, and made anew next time.
+        """
         session, plan = self._session, form.plan
         assert plan is not None
         arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
-        kept, n_copies = values.copy(), self._count_copies()
+        kept, n_copies = values.copy(), self._count_copies()  # kept: also values that steps free
         groups: list[_Group] = []
         memory: list[object] = []
         session.begin(values, notes)
@@ -142,7 +156,7 @@ class NotedRuns(Forms[_Form]):
                 groups.append(_Group(place, calls, first, arena.place))
         results = session.results(values)
         form.own, form.classes = self._own(results), session.labels.classes.copy()
-        if arena.is_used and self._count_copies() == n_copies:
+        if arena.is_used and self._count_copies() == n_copies:  # no upload was a new copy
             is_whole = all(group.calls is not None for group in groups)
             joined = tuple(_joined(groups, notes.steps))
             form.noted = _Noted(joined, kept, (*memory, self._memory), is_whole)
@@ -156,7 +170,10 @@ class NotedRuns(Forms[_Form]):
         return sum(len(upload.copies) for upload in self._session.program.uploads)
 
     def _has_room(self, plan: Plan) -> bool:
-        """Return True if there is memory for a plan: forms share it, as nothing outlives a run."""
+        """Return True if the memory that all forms share has the size of a plan, after growing it.
+
+        A larger piece is at another address, so that recordings of all forms are dropped.
+        """
         if self._memory is None or self._memory.size < plan.nbytes:
             for form in self._forms.values():
                 form.noted = None
@@ -168,7 +185,10 @@ class NotedRuns(Forms[_Form]):
         return True
 
     def _replay(self, form: _Form, noted: _Noted, notes: Notes) -> dict[str, Any]:
-        """Make the launches of a run again."""
+        """Repeat the launches of the recorded run `noted`, and return its results by name.
+
+        The feeds have been copied to its inputs.
+        """
         session, values = self._session, noted.values
         session.begin(values, notes)
         try:
@@ -186,7 +206,12 @@ class NotedRuns(Forms[_Form]):
     def _run_between(
         self, form: _Form, noted: _Noted, values: list[Any], marks: Mapping[int, Marks]
     ) -> None:
-        """Make launches again, and run the steps between them."""
+        """Repeat the launches of `noted`, and run the other steps between them.
+
+        These allocate in their blocks of the plan. values: by slot, of this run. marks: callbacks
+        by a step's index. If such a step gives another result than the recorded run had, run the
+        rest ordinarily, and drop the recording.
+        """
         session, plan = self._session, form.plan
         assert plan is not None
         otherwise = cupy.cuda.get_allocator()
@@ -207,6 +232,7 @@ class NotedRuns(Forms[_Form]):
                     return
 
     def _forget_zeros(self) -> None:
+        """Trust no scratch memory to be zero any more, which recorded launches rely on."""
         for store in self._stores.values():
             store.is_zero = False
         for form in self._forms.values():
@@ -214,7 +240,10 @@ class NotedRuns(Forms[_Form]):
 
 
 def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> None:
-    """Make the launches of a group, with its marks."""
+    """Repeat the launches of a group; errors name its node.
+
+    marks: by a step's index, functions to call right after its first and after its last write.
+    """
     assert group.calls is not None
     try:
         recording.make_again(group.calls, marks.get(group.place, NO_MARKS))
@@ -227,7 +256,10 @@ def _make_again(session: Session, group: _Group, marks: Mapping[int, Marks]) -> 
 
 
 def _joined(groups: Sequence[_Group], marked: Mapping[int, Marks]) -> list[_Group]:
-    """The groups, those of consecutive noted steps as one, but for steps that have marks."""
+    """Return the groups, with consecutive recorded steps as one, unless they have marks.
+
+    marked: marks by index of a step. Steps without launches are left out.
+    """
     joined: list[_Group] = []
     for group in groups:
         last = joined[-1] if joined else None
@@ -244,8 +276,12 @@ def _joined(groups: Sequence[_Group], marked: Mapping[int, Marks]) -> list[_Grou
 def _is_noted(
     step: Step, noted: recording.Recording, inputs: Sequence[Any], has_room: bool
 ) -> bool:
-    """Return True if a step's launches are all that it does, or if it does nothing that another
-    run would do differently."""
+    """Return True if repeating a step's recorded launches does all that the step does.
+
+    Also True of a step without launches whose result is the same in each run: it computes on the
+    host, where all values are the form's, or makes a view. noted: the recording of the step;
+    inputs: their values; has_room: the step allocated memory.
+    """
     runner = step.runner
     if isinstance(step.run, Upload):
         return step.run.repeats and getattr(inputs[0], "nbytes", LARGEST_COPY + 1) <= LARGEST_COPY
@@ -261,8 +297,11 @@ def _is_noted(
 
 
 def _is_same(value: Any, before: Any) -> bool:
-    """Return True if a value has the memory and form of the one before, or its numbers if it is on
-    the host; a value that nobody needs any more is None."""
+    """Return True if steps may use `value` as the recorded run used `before`.
+
+    On the device they have one address, dtype and shape; on the host one dtype, shape and content.
+    None is a value that was freed, as no later step reads it.
+    """
     if value is None or value is before:
         return True
     if isinstance(value, np.ndarray) and isinstance(before, np.ndarray):

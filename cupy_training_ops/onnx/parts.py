@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Parts of models: what computes some values, and a model written for inference.
+"""Parts of models: the nodes that compute some values, and a model written for inference.
 
-A loss stands behind a model's outputs, and labels beside its inputs; parameters are inputs. For
-inference the first two go, and parameters become initializers.
+A model of evaluation has a loss behind the scores, labels among its inputs, and parameters as
+inputs. For inference, loss and labels are removed, and parameters become initializers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it
 
 
 def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The outputs of a model beside its loss; else the values that its loss is computed of.
+    """Return the names of a model's outputs without its loss.
 
-    known: the inputs that there are, without which nothing else can be computed.
+    If there are none, those of the values that the loss is computed of. known: names of inputs that
+    are fed; outputs that need others are left out.
     """
     if known is not None:
         computed = _computable(graph, set(known))
@@ -37,6 +38,7 @@ def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str
 
 
 def _computable(graph: Graph, known: set[str]) -> set[str]:
+    """Return the names of all values that follow from `known` and constants."""
     known |= {"", *graph.constants}
     for node in graph.nodes:
         if known.issuperset(node.inputs):
@@ -45,6 +47,7 @@ def _computable(graph: Graph, known: set[str]) -> set[str]:
 
 
 def _under_loss(graph: Graph) -> tuple[str, ...]:
+    """Return the names of computed values that the loss's nodes read: the model's scores."""
     loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
     inside = {name for node in loss for name in node.outputs}
     outside = {name for node in graph.nodes for name in node.outputs} - inside
@@ -55,7 +58,7 @@ def _under_loss(graph: Graph) -> tuple[str, ...]:
 
 
 def part_of(graph: Graph, names: Sequence[str]) -> Graph:
-    """The part of a graph that computes these values."""
+    """Return the part of a graph that computes the values `names`, which are its outputs."""
     nodes = makers_of(graph.nodes, names)
     wanted = {name for node in nodes for name in node.inputs}
     inputs = tuple(item for item in graph.inputs if item.name in wanted)
@@ -70,7 +73,7 @@ def part_of(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes that make these values, in their order."""
+    """Return the nodes that these values are computed by, in their order; refuse unknown names."""
     makers = tuple(nodes[i] for i in places_of(nodes, names))
     missing = sorted(set(names) - {o for node in makers for o in node.outputs})
     if missing:
@@ -86,7 +89,11 @@ def write_part(
     path: Path,
     sync: bool,
 ) -> None:
-    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
+    """Write a model whose outputs are `outputs` (None: the model's own without its loss).
+
+    model: the ModelProto of `graph`. arrays: by name, of inputs and initializers, which become
+    initializers. sync: wait until the file is on the disk.
+    """
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
     nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
     inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
@@ -102,7 +109,10 @@ def write_part(
 def _part(
     model: Any, names: Sequence[str], inside: set[str], arrays: Mapping[str, HostArray]
 ) -> Proto:
-    """A copy of the model with the nodes that make `inside`, and `names` as its outputs."""
+    """Return a copy of the model with the nodes that make the values `inside`, and outputs `names`.
+
+    arrays: by name, which become initializers.
+    """
     onnx = onnx_package()
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -123,15 +133,17 @@ def _part(
 
 
 def _reads(node: Any) -> tuple[str, ...]:
-    """The inputs of a node, and all names that its subgraphs read, their own among them."""
+    """Return the names that a NodeProto and its subgraphs read, also those made in a subgraph."""
     parts = [item.g for item in node.attribute if item.HasField("g")]
     inner = [name for part in parts for each in part.node for name in _reads(each)]
     return (*node.input, *inner, *(item.name for part in parts for item in part.output))
 
 
 def _cut_statistics(nodes: Iterable[Any]) -> None:
-    """Upstream's eval models name running statistics that a BatchNormalization gives in training
-    alone; runtimes refuse that."""
+    """Remove the outputs but the first of BatchNormalizations that are not in training mode.
+
+    ONNX Runtime's eval models name running statistics there, which runtimes refuse.
+    """
     for node in nodes:
         is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
         if node.op_type == "BatchNormalization" and not is_training:

@@ -2,8 +2,10 @@
 """Changes of a graph before it is compiled: constants, shapes, random states, fused products,
 and the order of nodes.
 
-Upstream's graphs make many gradients of parameters last, and add them all at the end: until then
-what they are made of waits in memory. `schedule` has each made and added early.
+ONNX Runtime's training graphs add all gradients to their accumulation buffers at the end: until
+then each gradient, or what it is computed from, occupies memory. `schedule` moves each forward.
+
+Nodes that a change does not fit are added to `problems`.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from ..registry import REGISTRY
 from .graph import Graph, Node, Problems, check_attributes, subgraphs
 from .standard.randoms import DRAWN, seed_bits
 
-SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # pools by their gradients
-N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
-SUFFIX = "::shape"  # of the name of a value that is another's shape
-ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
-LOOKS = ("Shape", "Size")  # operators that look at a shape alone
-SHARED = -1  # of a node that several accumulators need, or an output
-STATE = "::random"  # of the name of one that is the state of a node's random numbers
+SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # gradient: its pool
+N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # as ONNX Runtime writes them: without a shape
+SUFFIX = "::shape"  # x::shape is the name of the value Shape(x)
+ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")  # (buffer, gradient): buffer += it
+LOOKS = ("Shape", "Size")  # operators that read the shape of their input, not its elements
+SHARED = -1  # in place of an accumulator's index: several accumulators, or an output, need a node
+STATE = "::random"  # y::random is the name of the generator's state of the node that makes y
 DRAWING = frozenset(  # operators that draw random numbers
     name for (_, name, _), cls in REGISTRY.items() if any(i.name == "state" for i in cls.inputs)
 ).union(DRAWN)
-CONSTANTS = {
+CONSTANTS = {  # attributes of Constant, one of which has its value; and their types
     "value": HostArray,
     "value_float": float,
     "value_floats": Sequence[float],
@@ -44,13 +46,21 @@ CONSTANTS = {
 
 
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
-    """The graph with constants in place of Constant nodes, shapes for gradients that need them, and
-    states for nodes that draw."""
+    """Return the graph with three changes that compiling it relies on.
+
+    Constant nodes become entries of `graph.constants`; gradients of pools get the pool's input
+    shape as one more input; nodes that draw random numbers get a state as one more input, from
+    `seed` (from the operating system if None). Nodes that do not allow this are added to
+    `problems`.
+    """
     return _with_states(_prepare_part(graph, problems), problems, seed)
 
 
 def _prepare_part(graph: Graph, problems: Problems) -> Graph:
-    """A graph or subgraph, its own subgraphs first."""
+    """Return a graph with `prepare`'s changes but random states, after those of its subgraphs.
+
+    Nodes of subgraphs that draw random numbers are added to `problems`.
+    """
     nodes = []
     for node in graph.nodes:
         parts = subgraphs(node)
@@ -65,19 +75,25 @@ def _prepare_part(graph: Graph, problems: Problems) -> Graph:
 
 
 def _draws(node: Node) -> bool:
-    """Return True if a node may draw: all that can, but for a Dropout that does nothing."""
+    """Return True if a node may draw random numbers.
+
+    A Dropout without its third input, training_mode, is the identity and draws none.
+    """
     return _state_place(node) is not None and (node.op_type != "Dropout" or any(node.inputs[2:3]))
 
 
 def _with_early_shapes(graph: Graph) -> Graph:
-    """Look at shapes as soon as there are arrays, so that no array waits for that."""
+    """Return the graph with each Shape and Size directly behind the node that makes its input.
+
+    So no array stays in memory only until its shape is read.
+    """
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     looks = {
         i
         for i, node in enumerate(graph.nodes)
         if node.is_standard and node.op_type in LOOKS and len(node.inputs) == 1
     }
-    behind: dict[int, list[Node]] = {}
+    behind: dict[int, list[Node]] = {}  # by the index of the maker; -1: of inputs and constants
     for i in sorted(looks):
         behind.setdefault(makers.get(graph.nodes[i].inputs[0], -1), []).append(graph.nodes[i])
     nodes = behind.get(-1, [])
@@ -87,7 +103,11 @@ def _with_early_shapes(graph: Graph) -> Graph:
 
 
 def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
-    """Give each node that draws a state of the session's own: its seed, and how much it drew."""
+    """Give each node that draws random numbers a state: a constant, as one more input.
+
+    It is a uint64 array [seed, numbers drawn so far], which the node updates in place as it runs.
+    The seed is the node's own or the session's, with the node's index in its upper 32 bits.
+    """
     key = secrets.randbits(64) if seed is None else seed % 2**64
     nodes, states = [], {}
     for i, node in enumerate(graph.nodes):
@@ -108,7 +128,7 @@ def _with_states(graph: Graph, problems: Problems, seed: int | None) -> Graph:
 
 
 def _seed_of(node: Node, key: int) -> int:
-    """A node's own seed, or else the session's."""
+    """Return the 64 bits of a node's attribute `seed`, or `key`, the session's, without one."""
     if node.op_type not in DRAWING or "seed" not in node.attributes:
         return key
     kind = float if node.op_type in DRAWN else int
@@ -117,7 +137,10 @@ def _seed_of(node: Node, key: int) -> int:
 
 
 def _state_place(node: Node) -> int | None:
-    """The place of the state among a node's inputs; None of nodes that draw nothing."""
+    """Return the index at which a node's inputs get the generator's state.
+
+    None: the operator draws nothing, or the node has that input already.
+    """
     if node.op_type not in DRAWING or not node.outputs:
         return None
     place = DRAWN.get(node.op_type)
@@ -130,7 +153,7 @@ def _state_place(node: Node) -> int | None:
 
 
 def without_constants(graph: Graph, problems: Problems) -> Graph:
-    """The graph with the values of Constant nodes among its constants."""
+    """Return the graph without Constant nodes, their values added to `graph.constants`."""
     constants = {}
     for node in filter(_is_constant, graph.nodes):
         try:
@@ -146,7 +169,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def constant(node: Node) -> HostArray:
-    """The value of a Constant node."""
+    """Return the value of a Constant node: the array of `value`, or float32 or int64 numbers."""
     types: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32}
     types |= {"value_int": np.int64, "value_ints": np.int64}
     if len(node.attributes) != 1 or not CONSTANTS.keys() >= node.attributes.keys():
@@ -156,7 +179,10 @@ def constant(node: Node) -> HostArray:
 
 
 def _with_shapes(graph: Graph, problems: Problems) -> Graph:
-    """Give a pool's gradient the shape of the pool's X, which no input of it says."""
+    """Give each pool's gradient one more input: the shape of the pool's X.
+
+    dX has that shape, which follows from neither dY nor the indices.
+    """
     pools = [node for node in graph.nodes if node.op_type in SHAPED.values() and node.inputs]
     forward = {name: node for node in pools for name in node.outputs}
     nodes, wanted = [], set()
@@ -173,8 +199,11 @@ def _with_shapes(graph: Graph, problems: Problems) -> Graph:
     return graph.with_nodes(_with_shape_nodes(nodes, wanted))
 
 
-# The nodes, with x::shape = Shape(x) before the first pool that reads x, for each x in `wanted`.
 def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
+    """Yield the nodes, with x::shape = Shape(x) before the first pool that reads x.
+
+    This is done for each x in `wanted`, from which x is then removed.
+    """
     for node in nodes:
         name = node.inputs[0] if node.inputs else ""
         if node.op_type in SHAPED.values() and name in wanted:
@@ -184,7 +213,12 @@ def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
 
 
 def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
-    """The pool of a gradient: the maker of its indices, or the one that it is named after."""
+    """Return the pool that a gradient node belongs to; None without one.
+
+    forward: each output's name: the pool that makes it. MaxPoolGrad reads the pool's indices.
+    AveragePoolGrad reads only `y_grad`, where y is the pool's output, or has the node name
+    `pool's name_Grad/...`.
+    """
     if node.op_type == "MaxPoolGrad":
         return forward.get(node.inputs[1])
     names = [n.removesuffix("_grad") for n in node.inputs]
@@ -199,7 +233,9 @@ def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
 
 
 def split_sequences(graph: Graph) -> Graph:
-    """The graph with Split where a sequence of parts is made only to take each part by its number.
+    """Return the graph with Split in place of SplitToSequence, where only SequenceAt reads that.
+
+    The extents of the parts and the indices have to be constants:
 
     s = SplitToSequence(x, 2); a = SequenceAt(s, 0); b = SequenceAt(s, 1)
     a, b = Split(x)
@@ -209,7 +245,7 @@ def split_sequences(graph: Graph) -> Graph:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
     ends = {item.name for item in graph.outputs}
-    constants, nodes, parts = dict(graph.constants), [], {}
+    constants, nodes, parts = dict(graph.constants), [], {}  # parts: Split's outputs by sequence
     for node in graph.nodes:
         name = node.outputs[0] if node.outputs else ""
         is_split = node.op_type == "SplitToSequence" and node.is_standard and node.inputs
@@ -233,7 +269,10 @@ def split_sequences(graph: Graph) -> Graph:
 
 
 def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
-    """The extents of the parts; none where they are not known."""
+    """Return the extents, along the axis, of the parts that a SplitToSequence makes.
+
+    [] where they depend on values, or on an extent that the model does not declare.
+    """
     extents = graph.shapes.get(node.inputs[0])
     split = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     axis = node.attributes.get("axis", 0)
@@ -242,11 +281,14 @@ def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
     n = extents[axis]
     if split.ndim or not isinstance(n, int) or split <= 0:
         return split.ravel().tolist() if split.ndim else []
-    return [min(int(split), n - i) for i in range(0, n, int(split))]
+    return [min(int(split), n - i) for i in range(0, n, int(split))]  # 7 by 3: [3, 3, 1]
 
 
 def _part_number(graph: Graph, reader: Node, sizes: Sequence[int]) -> int | None:
-    """The number of the part that a node takes; None if it does something else."""
+    """Return the constant index (it may be negative) with which a SequenceAt takes a part.
+
+    None if `reader` is another node, or its index is no constant, or outside of `sizes`.
+    """
     is_part = reader.op_type == "SequenceAt" and len(reader.inputs) == 2
     place = graph.constants.get(reader.inputs[1]) if is_part else None
     return (
@@ -259,11 +301,11 @@ def _part_number(graph: Graph, reader: Node, sizes: Sequence[int]) -> int | None
 # ---- products that do what is written around them: transpose, scale ------------------------------
 
 PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
-TAKE_TF32 = (*PRODUCTS, "ConvGrad", "ConvTransposeGrad")
+TAKE_TF32 = (*PRODUCTS, "ConvGrad", "ConvTransposeGrad")  # with an attribute allow_tf32 here
 
 
 def fuse_products(graph: Graph) -> Graph:
-    """Take transposes and factors beside products of matrices into the products.
+    """Replace transposes and constant factors around matrix products by the products' attributes.
 
     Mul(MatMul(Transpose(a), b), 0.5) becomes FusedMatMul(a, b, transA=1, alpha=0.5).
     """
@@ -280,9 +322,11 @@ def _fold_readers(
     read: Callable[[Node], tuple[str, float] | None],
     fold: Callable[[Node, float], Node],
 ) -> Graph:
-    """Fold the only reader of a product into it.
+    """Return the graph with Transpose or Mul behind a product removed, and the product changed.
 
-    read: the value that a node transposes or multiplies, and the number that `fold` needs.
+    This is done where nothing else reads the product. read(node): the name of the value that the
+    node transposes or multiplies and a number, None of other nodes. fold(product, number): the
+    product that computes the node's result itself.
     """
     reads = _reads(graph)
     products = {node.outputs[0] for node in graph.nodes if is_product(node)}
@@ -304,7 +348,7 @@ def _fold_readers(
 
 
 def _without_other_names(graph: Graph) -> Graph:
-    """Call a value by its first name alone, without Identity nodes inside of the graph."""
+    """Return the graph without Identity nodes (but for its outputs): readers read their inputs."""
     outputs = {item.name for item in graph.outputs}
     names: dict[str, str] = {}
     nodes = []
@@ -322,11 +366,12 @@ def _is_plain_gemm(node: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    """Return True if a node is a product of matrices, or of batches of them in front."""
+    """Return True if a node is a Gemm without C, or a FusedMatMul over leading batch dimensions."""
     return _is_plain_gemm(node) or (node.op_type == "FusedMatMul" and not _swaps_batch(node))
 
 
 def _swaps_batch(node: Node) -> bool:
+    """Return True if a FusedMatMul's A or B has its batches behind the rows: (M, batch, K)."""
     return bool(node.attributes.get("transBatchA") or node.attributes.get("transBatchB"))
 
 
@@ -339,11 +384,19 @@ def _is_transpose(node: Node) -> bool:
 
 
 def _transposed_input(node: Node) -> tuple[str, float] | None:
+    """Return (x, 1) of a Transpose of x, None of other nodes: `read` of _fold_readers.
+
+    The number means nothing here.
+    """
     return (node.inputs[0], 1) if _is_transpose(node) else None
 
 
 def _transpose_product(node: Node, _: float) -> Node:
-    """(A B)^T = B^T A^T; where A or B may be a vector, transY decides that as it runs."""
+    """Return the product that computes (A B)^T = B^T A^T.
+
+    A Gemm swaps A and B. A FusedMatMul may have vectors as A or B, which is known only as it runs:
+    it gets transY = 1, which transposes its result.
+    """
     attributes = node.attributes
     if node.op_type == "FusedMatMul":
         return replace(node, attributes={**attributes, "transY": 1})
@@ -353,7 +406,7 @@ def _transpose_product(node: Node, _: float) -> Node:
 
 
 def _with_transposed_factors(graph: Graph) -> Graph:
-    """Read factors as they are, with transA and transB, in place of transposed ones."""
+    """Return the graph with products that read x with transA or transB, not Transpose(x)."""
     sources = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _is_transpose(node)}
     changed = graph.with_nodes(
         _of_sources(node, sources) if _has_alpha(node) else node for node in graph.nodes
@@ -381,7 +434,10 @@ def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
 
 
 def _with_scaled_factors(graph: Graph) -> Graph:
-    """Multiply values that products alone read by the products' alphas."""
+    """Return the graph with alpha in products, in place of Mul and Div of their factors.
+
+    MatMul(Mul(a, 0.5), b) becomes FusedMatMul(a, b, alpha=0.5), if products alone read the Mul.
+    """
     outside = {item.name for item in graph.outputs}
     for node in graph.nodes:
         outside.update(() if _has_alpha(node) else node.inputs)
@@ -396,7 +452,10 @@ def _with_scaled_factors(graph: Graph) -> Graph:
 
 
 def _without_factors(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator[Node]:
-    """The nodes without those that multiply by a number, which the products do instead."""
+    """Yield the nodes but those that make `scaled` values; their readers get the factor as alpha.
+
+    scaled: each value's name: (x, number), of the value x * number.
+    """
     for node in graph.nodes:
         if node.outputs[:1] and node.outputs[0] in scaled:
             continue
@@ -407,8 +466,8 @@ def _without_factors(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> I
         yield node
 
 
-# How often each value is read, by nodes and as an output of the graph.
 def _reads(graph: Graph) -> Counter[str]:
+    """Return {value's name: how often it is read, by nodes and as an output of the graph}."""
     reads = Counter(name for node in graph.nodes for name in node.inputs)
     reads.update(item.name for item in graph.outputs)
     return reads
@@ -422,6 +481,7 @@ def _has_alpha(node: Node) -> bool:
 
 
 def _with_alpha(node: Node, scale: float) -> Node:
+    """Return the product with its alpha multiplied by `scale`, a MatMul as a FusedMatMul."""
     alpha = node.attributes.get("alpha", 1.0) * scale
     attributes = {**node.attributes, "alpha": alpha}
     if node.op_type == "MatMul":
@@ -430,13 +490,17 @@ def _with_alpha(node: Node, scale: float) -> Node:
 
 
 def factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, float] | None:
-    """The value that a node multiplies by a number, and the number."""
+    """Return (x, number) of a node that computes x * number, by Mul or Div with a constant.
+
+    None of other nodes, and where the number is 0, not finite, not floating, or an array of rank 1
+    or more.
+    """
     if not node.is_standard or node.op_type not in ("Div", "Mul") or len(node.inputs) != 2:
         return None
     x, y = node.inputs
     if node.op_type == "Mul" and y not in constants:
         x, y = y, x
-    array = constants.get(y)  # a factor of shape (1,) makes a vector of a scalar
+    array = constants.get(y)  # not of shape (1,), which would make a vector of a scalar x
     if array is None or array.ndim or array.dtype.kind != "f":
         return None
     number = float(array.reshape(-1)[0])
@@ -448,20 +512,23 @@ def factor_of(constants: Mapping[str, HostArray], node: Node) -> tuple[str, floa
 
 
 def schedule(graph: Graph) -> Graph:
-    """Compute what a single accumulator needs as soon as its inputs are there, but behind all other
-    outputs: they may refuse something, and nothing has been added by then."""
+    """Return the graph with each gradient computed and accumulated as early as possible.
+
+    Nodes that serve one accumulator alone move behind the last node that makes an input of theirs.
+    All other outputs come first: if their nodes raise an error, no buffer has been changed.
+    """
     if not any(node.op_type in ACCUMULATORS for node in graph.nodes):
         return graph
     graph, n_first = _results_first(graph)
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
-    cones = _cones(graph)
+    cones = _cones(graph)  # for each accumulator, the indices of the nodes that serve it alone
     read = {name for node in graph.nodes for name in node.inputs}
     inside = {i for cone in cones for i in cone}
-    behind: dict[int, list[int]] = {}
+    behind: dict[int, list[int]] = {}  # index of a node: indices of those that move behind it
     for cone in cones:
         needed = {makers.get(name, -1) for i in cone for name in graph.nodes[i].inputs}
-        is_read = read.intersection(graph.nodes[cone[-1]].outputs)
-        least = -1 if is_read else n_first - 1
+        is_read = read.intersection(graph.nodes[cone[-1]].outputs)  # of a sum that nodes read
+        least = -1 if is_read else n_first - 1  # an unread sum stays behind the other results
         behind.setdefault(max(needed - set(cone) | {least}), []).extend(cone)
     order = list(behind.get(-1, ()))
     for i in range(len(graph.nodes)):
@@ -470,14 +537,17 @@ def schedule(graph: Graph) -> Graph:
 
 
 def _results_first(graph: Graph) -> tuple[Graph, int]:
-    """The graph with those nodes in front that other outputs than the sums need, or that look at
-    shapes; and how many they are."""
+    """Return the graph with some nodes moved to its front, and the number of these.
+
+    They are the nodes that outputs other than the accumulators' need, and Shape and Size of values
+    that these nodes make.
+    """
     sums = {o for node in graph.nodes if node.op_type in ACCUMULATORS for o in node.outputs}
     wanted = {item.name for item in graph.outputs} - sums
     for node in reversed(graph.nodes):
         if wanted.intersection(node.outputs):
             wanted.update(filter(None, node.inputs))
-    late: set[str] = set()
+    late: set[str] = set()  # values that nodes of `behind` make
     first: list[Node] = []
     behind: list[Node] = []
     for node in graph.nodes:
@@ -489,7 +559,11 @@ def _results_first(graph: Graph) -> tuple[Graph, int]:
 
 
 def _cones(graph: Graph) -> list[list[int]]:
-    """For each accumulator the nodes that serve it alone, and itself, in their order."""
+    """Return, for each accumulator, the indices of the nodes that serve it alone (its cone).
+
+    They are in order; the accumulator's own is the last.
+    """
+    # Each name: the accumulators (their indices, or SHARED) that the value is needed for.
     readers: dict[str, set[int]] = {item.name: {SHARED} for item in graph.outputs}
     cones: dict[int, list[int]] = {}
     for i in reversed(range(len(graph.nodes))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A graph as a list of steps over numbered values: where each is computed, and when it is freed.
+"""A graph as a list of steps over slots, which are indices in one list of values.
 
     y = Gemm(x, w); s = Shape(y); z = Reshape(y, s)
     Step(gemm, (2, 3), (4,))   Step(shape, (4,), (5,))   Step(reshape, (4, 5), (6,))
@@ -33,26 +33,30 @@ from .steps import (
 
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
-SMALL = 64  # elements of a constant that may as well be on the host
-LARGEST_COPY = 64 << 10  # bytes of a copy that serves the next run, too
-MOST_COPIES = 64  # of one value
-Place = tuple[str, bool]  # a value, and whether it is on the host
+SMALL = 64  # most elements of a constant that may as well be on the host
+LARGEST_COPY = 64 << 10  # most bytes of a copy to the device that is reused in the next run
+MOST_COPIES = 64  # of one step: one for each different value
+Place = tuple[str, bool]  # a value's name, and True if the host has it; each has a slot of its own
 
 
 class Program(NamedTuple):
-    """Steps, and the values of their slots before the first one."""
+    """Steps, and the values of their slots before the first one.
+
+    A slot is an index in `values`; 0 is None, for inputs that are left out, 1 is for outputs that
+    nobody needs.
+    """
 
     steps: tuple[Step, ...]
-    values: list[Any]
-    feeds: Mapping[str, tuple[int, bool]]  # slot, and whether it is on the host
-    results: tuple[tuple[str, int], ...]
-    constants: Mapping[str, int]
-    states: Mapping[str, int]  # constants that steps update
-    written: tuple[Any, ...]  # the memory of these
-    statistics: frozenset[str]  # inputs that steps update, and that are small enough to be copied
-    writers: Mapping[int, frozenset[str]]  # steps that update other inputs, and which
-    copied: frozenset[int]  # results that may have a constant's memory
-    uploads: tuple[Upload, ...]
+    values: list[Any]  # of each slot: a constant's array, else None
+    feeds: Mapping[str, tuple[int, bool]]  # an input's slot, and True if it is on the host
+    results: tuple[tuple[str, int], ...]  # each output's name and slot, in order
+    constants: Mapping[str, int]  # slots by name
+    states: Mapping[str, int]  # of `constants`, those that steps update in place
+    written: tuple[Any, ...]  # the arrays of `states`; those on the device as one array of bytes
+    statistics: frozenset[str]  # inputs that batch normalisation updates in place
+    writers: Mapping[int, frozenset[str]]  # index of a step: other inputs that it updates
+    copied: frozenset[int]  # slots of results whose memory may be a constant's
+    uploads: tuple[Upload, ...]  # the steps that copy from host to device
 
 
 def node_runners(
@@ -61,10 +65,10 @@ def node_runners(
     known: Mapping[int, Runner] = MappingProxyType({}),
     own: Callable[[Node], Runner | None] = lambda _: None,
 ) -> dict[int, Runner]:
-    """The runner of each node, by its place; nodes that nothing runs are problems.
+    """Return {node's index: its runner}; nodes that nothing runs are added to `problems`.
 
-    known: runners of nodes of a graph before, by their identity. own: gives those of a session's
-    own nodes.
+    known: runners that exist already, by `id(node)`. own: returns the runner of nodes that the
+    caller runs itself (subgraphs, for example), else None.
     """
     runners = {}
     for i, node in enumerate(graph.nodes):
@@ -79,8 +83,13 @@ def node_runners(
 
 
 def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
-    """The nodes that are computed on the host."""
+    """Return the indices of the nodes that are computed on the host; runners: by node index.
+
+    All their inputs are there (shapes, small constants, results of such nodes), and their results
+    are read there, or are no larger than the inputs.
+    """
     read = _read_on_host(graph, runners)
+    # Names of values that are, or may be, on the host.
     values = {name for name, array in graph.constants.items() if array.size <= SMALL}
     values.update(name for name in graph.constants if name in read)
     places = set()
@@ -97,7 +106,10 @@ def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
 
 
 def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Values that are read on the host, and those that they are computed from there."""
+    """Return the names of values that nodes read on the host, and of those they are made of.
+
+    runners: how each node is run, by its index.
+    """
     read: set[str] = set()
     for i in reversed(range(len(graph.nodes))):
         node, runner = graph.nodes[i], runners[i]
@@ -108,7 +120,10 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
-    """Inputs that are read on the host, or that no node takes as an array, and some as a number."""
+    """Return the names of inputs that are fed to the host; runners: by a node's index.
+
+    Nodes read them there, or all nodes that read them take a number in place of an array.
+    """
     numbers: set[str] = set()
     arrays = {item.name for item in graph.outputs}
     for i, node in enumerate(graph.nodes):
@@ -119,7 +134,11 @@ def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
 
 
 def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """One memory for all arrays, and each of them in it."""
+    """Copy arrays of the module `xp` into one piece of memory.
+
+    Return that, a uint8 array, and the copies in it, of their arrays' types and shapes. Each begins
+    at a multiple of SCRATCH_ALIGNMENT bytes.
+    """
     nbytes = [align_up(array.nbytes, SCRATCH_ALIGNMENT) for array in arrays]
     memory, parts, start = xp.zeros(sum(nbytes), np.uint8), [], 0
     for array, n in zip(arrays, nbytes, strict=True):
@@ -131,12 +150,22 @@ def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 class Compiler:
-    """Makes a Program of a graph."""
+    """Makes a Program of a graph for an array module `xp`, numpy or cupy.
+
+    Each value gets a slot for each place (host or device) that has it. A node whose input is in the
+    other place gets a step before it that copies the value, once for all later readers.
+    """
 
     def __init__(
         self, graph: Graph, xp: Any, runners: Mapping[int, Runner], arrays: Collection[str] = ()
     ) -> None:
-        """`arrays` are inputs that stay on the device, where nodes take them there."""
+        """Prepare; runners: by a node's index.
+
+        arrays: names of inputs that stay on the device, though all their readers could take
+        numbers of the host.
+        """
+        # _on_host: indices of nodes that the host computes. _updated: constants that nodes write.
+        # _values: of each slot before the first step. _slots: by (value's name, is on host).
         self._arrays = arrays
         self._graph, self._xp, self._runners = graph, xp, runners
         self._is_host = xp is np
@@ -151,10 +180,10 @@ class Compiler:
         self._slots: dict[Place, int] = {}
         self._steps: list[Step] = []
         self._feeds: dict[str, tuple[int, bool]] = {}
-        self._uploads: dict[int, Upload] = {}
+        self._uploads: dict[int, Upload] = {}  # by the slot of the copy
 
     def compile(self) -> Program:
-        """The program."""
+        """Return the program."""
         read = _read_on_host(self._graph, self._runners)
         numbers = host_feeds(self._graph, self._runners) - set(self._arrays)
         for item in self._graph.inputs:
@@ -187,7 +216,10 @@ class Compiler:
         )
 
     def _coalesce(self, slots: Collection[int]) -> tuple[Any, ...]:
-        """The arrays, those on the device as one memory, which one copy saves."""
+        """Put the slots' arrays of the device into one piece of memory, so that one copy saves all.
+
+        Return this memory, if there is any, and the slots' arrays of the host.
+        """
         on_device = [slot for slot in slots if isinstance(self._values[slot], self._xp.ndarray)]
         memory, parts = coalesce(self._xp, [self._values[slot] for slot in on_device])
         for slot, part in zip(on_device, parts, strict=True):
@@ -198,7 +230,7 @@ class Compiler:
     def _updated_feeds(
         self, steps: Sequence[Step]
     ) -> tuple[frozenset[str], Mapping[int, frozenset[str]]]:
-        """Return the fed inputs that batch normalisation updates, and the steps that update others.
+        """Return names of fed inputs that batch norms update, {index of a step: others it updates}.
 
         Running statistics are small: a session copies them before each run, to restore them if it
         is stopped. Other inputs, such as weights, are not copied: the caller marks their steps.
@@ -219,25 +251,31 @@ class Compiler:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots
 
     def _slot(self, place: Place) -> int:
+        """Return the slot of a value in a place, a new one if it has none."""
         if place not in self._slots:
             self._slots[place] = len(self._values)
             self._values.append(None)
         return self._slots[place]
 
     def _any_slot(self, name: str) -> int:
+        """Return a value's slot, on xp's side if it is there; a constant gets one if need be."""
         for place in (self._is_host, not self._is_host):
             if (name, place) in self._slots:
                 return self._slots[name, place]
         return self._constant((name, self._is_host))
 
     def _constant(self, place: Place) -> int:
+        """Place a constant on host or device, and return its slot."""
         array = self._graph.constants[place[0]]
         slot = self._slot(place)
         self._values[slot] = array if place[1] else self._xp.asarray(array)
         return slot
 
     def _slot_of(self, name: str, host: bool, node: Node) -> int:
-        """The slot of a value on the host or the device; a step copies it there if need be."""
+        """Return the slot of a value on the host (else the device); add a step to copy it there.
+
+        node: the reader, which errors of the copy name.
+        """
         if not name:
             return ABSENT
         if (name, host) in self._slots:
@@ -254,12 +292,16 @@ class Compiler:
         return (each(self._xp.asnumpy, values[0]),)
 
     def _let_repeat(self, wanted: set[int]) -> None:
-        """Let uploads repeat the copies that nobody writes."""
+        """Let uploads reuse their copies in later runs, if no step and no caller may write them.
+
+        wanted: slots of results, which callers may write.
+        """
         written = written_slots(self._steps) | owners_of(self._steps, wanted)
         for slot, upload in self._uploads.items():
             upload.repeats = slot not in written
 
     def _add(self, node: Node, runner: Runner, host: bool) -> None:
+        """Add a node's step, behind copies of its inputs; host: it is computed there."""
         inputs = tuple(self._input(node, runner, k, host) for k in range(len(node.inputs)))
         outputs = tuple(
             self._slot((name, host or k in runner.makes_host)) if name else UNUSED
@@ -269,6 +311,7 @@ class Compiler:
         self._steps.append(Step(run, inputs, outputs, (), node, runner))
 
     def _input(self, node: Node, runner: Runner, k: int, host: bool) -> int:
+        """Return the slot of a node's input k, in the place where the node reads it."""
         name = node.inputs[k]
         if runner.shapes_only or k in runner.either:
             for place in (self._is_host, not self._is_host):
@@ -278,13 +321,18 @@ class Compiler:
 
 
 class Upload:
-    """Copies a value from the host to the device; copies that nobody writes serve the next run."""
+    """The run of a step that copies a value from host to device: `upload([value])` is `(copy,)`.
+
+    repeats: True if nobody writes the copies, so that an equal value later gets the same copy.
+    copies: those of small arrays, by dtype, shape and bytes.
+    """
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.repeats = xp, False
         self.copies: dict[object, Any] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
+        """Return [values[0] on the device], an earlier copy of equal content if that may be."""
         value = values[0]
         if not self.repeats or not hasattr(value, "nbytes") or value.nbytes > LARGEST_COPY:
             refuse_in_graph(self._xp, "a value of the host is made anew in each step")

@@ -25,47 +25,43 @@ from .vectors import dense
 
 Run = Callable[..., Sequence[Any]]
 
-# Attributes that upstream copies from a forward node to its gradient, which has no use for them.
+# Attributes that ONNX Runtime copies from a forward node to its gradient, which ignores them.
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
-_APART = ("collective", "interop")  # they wait for others, or run the caller's functions
-_CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the table has
-_OTHER = frozenset({"Unique"})  # there they are other operators than ONNX's
-_NAMES = {"ai.onnx": "", "": ""}
-_BY_NAME: dict[str, list[type[Op]]] = {}
+_APART = ("collective", "interop")  # families that wait for other processes, or call the caller's
+_CONTRIB = ("", "ai.onnx", "com.microsoft")  # domains in which the table's functions are looked up
+_OTHER = frozenset({"Unique"})  # in com.microsoft they are other operators than ONNX's
+_NAMES = {"ai.onnx": "", "": ""}  # domains of a second name
+_BY_NAME: dict[str, list[type[Op]]] = {}  # classes of this package by operator, all versions
 for _key, _cls in REGISTRY.items():
     _BY_NAME.setdefault(_key[1], []).append(_cls)
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """How a node is run, and what a session may know of it.
+    """How a node is run, and what a session may know of it. Inputs and outputs are indices.
 
-    `make(xp)` gives `run(inputs, out={})`, which may change the list of inputs; `out` has arrays to
-    write outputs into, by place. `host` are inputs that are read on the host, `either` those that
-    may be there, `makes_host` outputs that are always there. `views`: the input whose memory an
-    output may be. The rest is as in the table.
+    `make(xp)` of numpy or cupy returns `run(inputs, out={})`, which returns a sequence of outputs,
+    and may change the list of inputs; `out` has arrays to write outputs into, by index.
     """
 
     make: Callable[[Any], Run]
-    host: frozenset[int] = frozenset()
-    either: frozenset[int] = frozenset()
-    makes_host: frozenset[int] = frozenset()
-    follows: bool = False  # is computed on the host where its inputs are
-    shapes_only: bool = False
-    grows: bool = False
-    views: Mapping[int, int] = field(default_factory=dict)
-    updates: frozenset[int] = (
-        frozenset()
-    )  # inputs that are written in place, also where others read them
-    keeps: bool = False
+    host: frozenset[int] = frozenset()  # inputs that are read on the host
+    either: frozenset[int] = frozenset()  # inputs that may be on the host or the device
+    makes_host: frozenset[int] = frozenset()  # outputs that are always on the host
+    follows: bool = False  # may be computed on the host, if its inputs are there
+    shapes_only: bool = False  # reads only the shapes of its inputs
+    grows: bool = False  # its outputs may be much larger than its inputs
+    views: Mapping[int, int] = field(default_factory=dict)  # output: input whose memory it may have
+    updates: frozenset[int] = frozenset()  # inputs written in place, also where others read them
+    keeps: bool = False  # an output may have the memory of any input
     overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
     refuse_types: Callable[[Sequence[Dtype | None]], None] | None = None  # of inputs
-    noted: bool = False
-    op: Op | None = None
+    noted: bool = False  # its launches may be recorded: a recording that lacks some says so
+    op: Op | None = None  # None: a function of the table runs it
 
 
 def runner_of(node: Node) -> Runner:
-    """The runner of a node; OpError with the reason where nothing runs it."""
+    """Return the runner of a node; OpError with the reason where nothing runs it."""
     cls = _operator(node)
     if cls is not None:
         return _operator_runner(node, cls)
@@ -88,7 +84,10 @@ def is_known(node: Node) -> bool:
 
 
 def _operator(node: Node) -> type[Op] | None:
-    """The class that serves a node: of its domain and version where there is one."""
+    """Return the newest operator class for a node; None if the table or nothing serves it.
+
+    A class of the node's domain and opset comes first; then the table; then one of other domains.
+    """
     classes = _BY_NAME.get(node.op_type, [])
     own = [cls for cls in classes if _NAMES.get(cls.domain, cls.domain) == node.domain]
     in_table = node.is_standard and node.op_type in TABLE
@@ -97,7 +96,7 @@ def _operator(node: Node) -> type[Op] | None:
     if not node.is_standard:
         return max(own, key=lambda cls: cls.since)
     serving = [c for c in own if c.since <= node.version <= (c.until or node.version)]
-    if not serving and not in_table:  # upstream has LayerNormalization from opset 1
+    if not serving and not in_table:  # as LayerNormalization before its opset
         serving = own
     return max(serving, key=lambda cls: cls.since, default=None)
 
@@ -106,7 +105,10 @@ def _operator(node: Node) -> type[Op] | None:
 
 
 def _table_runner(node: Node, item: Standard) -> Runner:
-    """A runner by a function of the table, whose signature says what it takes."""
+    """Return a runner that calls a function of the table; attributes are checked by its signature.
+
+    item.view: any output may have the first input's memory.
+    """
     count = {"n_outputs": len(node.outputs)} if item.takes_count else {}
     attributes = item.check([bool(name) for name in node.inputs], {**node.attributes, **count})
     return Runner(
@@ -126,7 +128,7 @@ def _table_runner(node: Node, item: Standard) -> Runner:
 
 
 def _run_function(function: Any, values: list[Any], out: Any = None) -> Sequence[Any]:
-    """The results of a function as a sequence; NumPy's scalars become arrays."""
+    """Return a function's results as a sequence, NumPy's scalars as arrays; out: {0: array}."""
     result = function(*values) if out is None else function(*values, out=out[0])
     if type(result) is tuple:
         return tuple([np.asarray(r) if isinstance(r, np.generic) else r for r in result])
@@ -137,7 +139,7 @@ def _run_function(function: Any, values: list[Any], out: Any = None) -> Sequence
 
 
 def _operator_runner(node: Node, cls: type[Op]) -> Runner:
-    """A runner by a class; OpError where the node does not fit its declaration."""
+    """Return a runner by an operator class; OpError where the node does not fit it."""
     if cls.needs or cls.family in _APART:
         raise ArgumentError("it needs other processes or the caller's functions")
     op = cls.shared(**_attributes(node, cls))
@@ -166,13 +168,13 @@ def has_lists(op: type[Op] | Op) -> bool:
 
 
 def _updates(op: type[Op] | Op) -> frozenset[int]:
-    """The inputs that are written."""
+    """Return the indices of declared inputs that the operator writes in place."""
     names = {o.aliases for o in op.outputs}
     return frozenset(i for i, item in enumerate(op.inputs) if item.updated or item.name in names)
 
 
 def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
-    """The inputs that the first result may be written over, where they are of its type."""
+    """Return the indices of inputs that the first result may be written over, of its type."""
     if has_lists(cls):
         return ()
     first = cls.outputs[0]
@@ -181,9 +183,11 @@ def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def declared_places(declared: Sequence[Input], n: int) -> list[int]:
-    """Which declared input each of n is: a list takes what is more, several lists take turns.
+    """Return, for each of a node's n inputs, the index of the declared input that it belongs to.
 
-    (A, B) of 2: 0 1.  (lr, params..., grads...) of 5: 0 1 2 1 2.
+    A variadic declared input (a list) gets all inputs that are more; several lists alternate.
+
+    (A, B) of n = 2: 0 1.  (lr, params..., grads...) of n = 5: 0 1 2 1 2.
     """
     lists = [i for i, item in enumerate(declared) if item.variadic]
     if not lists or n <= len(declared):
@@ -194,16 +198,16 @@ def declared_places(declared: Sequence[Input], n: int) -> list[int]:
     return [*range(first), *turns, *range(len(declared) - behind, len(declared))][:n]
 
 
-# Places of the node's inputs that the operator declares with this memory.
 def _inputs_in(declared: Sequence[Input], places: Sequence[int], memory: str) -> frozenset[int]:
+    """Return the indices k of a node's inputs with declared[places[k]].memory == memory."""
     return frozenset(k for k, place in enumerate(places) if declared[place].memory == memory)
 
 
 def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
-    """A node's attributes by the names of the class.
+    """Return a node's attributes that the class has, with their values checked.
 
-    Unknown ones are left out if they are COPIED, else refused. num_outputs is by default how many
-    outputs the node has.
+    Others are left out if they are COPIED, else refused. num_outputs is by default how many outputs
+    the node has.
     """
     kinds = _kinds(cls)  # type: ignore[arg-type]  # a class has a hash
     extra = sorted(node.attributes.keys() - kinds.keys() - COPIED)
@@ -217,13 +221,14 @@ def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
 
 @functools.cache
 def _kinds(cls: type[Op]) -> dict[str, Any]:
-    """The kind of value of each attribute, by its names here and upstream."""
+    """Return {attribute's name, here or in ONNX Runtime: type of its value}."""
     kinds = {item.name: gives(item.convert) for item in cls.attributes}
     aliases = cls.declaration.other_attributes.items()
     return kinds | {name: kinds[attribute.name] for name, attribute in aliases}
 
 
 def _check_count(node: Node, cls: type[Op]) -> None:
+    """Refuse too many inputs or outputs, and a required input that is left out."""
     n = len(node.inputs)
     if n > len(cls.inputs) and not any(item.variadic for item in cls.inputs):
         raise ArgumentError(f"expected at most {len(cls.inputs)} inputs, got {n}")
@@ -235,13 +240,11 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 
 def _maker(op: Op, node: Node, xp: Any) -> Run:
-    """`run(inputs)` of a node, over numpy or cupy.
-
-    read: places of inputs that the operator does not write, and takes without gaps. either: places
-    of inputs that it takes as numbers where NumPy arrays stand beside arrays of a device.
-    """
+    """Return `run(inputs)`, which computes a node by the operator `op` over xp, numpy or cupy."""
     takes_lists, updates = has_lists(op), _updates(op)
     n = len(op.inputs) if takes_lists else len(node.inputs)
+    # Indices of inputs that it only reads, which have to be C-contiguous; and of inputs that it
+    # takes as Python numbers, where the host has them and a device computes.
     read = [i for i in range(n) if i not in updates]
     either = [i for i in range(n) if op.inputs[i].memory == "either"] if xp is not np else []
     if takes_lists:
@@ -252,8 +255,6 @@ def _maker(op: Op, node: Node, xp: Any) -> Run:
     return partial(_run_operator, op, xp, read, either, None if is_whole else names)
 
 
-# The results of an operator without lists. read, either: as in _maker. wanted: names of outputs,
-# None for all. out: arrays to write outputs into, by place.
 def _run_operator(
     op: Op,
     xp: Any,
@@ -263,6 +264,11 @@ def _run_operator(
     values: list[Any],
     out: Any = None,
 ) -> Sequence[Any]:
+    """Return the results of an operator without lists, of the inputs `values`, which are changed.
+
+    read: indices of inputs to be made C-contiguous. either: of those that it takes as numbers if
+    they are NumPy's. wanted: names of outputs, None for all. out: {output's index: array to write}.
+    """
     for i in read:
         values[i] = dense(xp, values[i])
     if either:
@@ -273,7 +279,7 @@ def _run_operator(
 
 
 def _read_numbers(values: list[Any], places: Sequence[int]) -> None:
-    """Replace NumPy arrays at these places by numbers, where other arrays are on a device."""
+    """Replace NumPy arrays at the indices `places` by a number, or a tuple of numbers."""
     for i in places:
         if i < len(values) and isinstance(values[i], np.ndarray):
             value = values[i]
@@ -283,12 +289,14 @@ def _read_numbers(values: list[Any], places: Sequence[int]) -> None:
 def _run_with_lists(
     op: Op, xp: Any, read: Sequence[int], either: Sequence[int], values: list[Any]
 ) -> Sequence[Any]:
-    """The outputs of an operator whose inputs or outputs have lists.
+    """Return the outputs of an operator that has lists among its inputs or outputs.
 
-        (lr, [a, b], [c, d])    ONNX sequences: lists come back, too
-        (lr, a, c, b, d)        each array an input of its own: so come outputs back
+    values are either of these, and outputs come back in the same form:
 
-    read, either: as in _maker.
+        (lr, [a, b], [c, d])    each list an ONNX sequence
+        (lr, a, c, b, d)        each array an input of its own
+
+    read: indices of declared inputs to be made C-contiguous; either: of those taken as numbers.
     """
     are_whole = any(isinstance(value, list) for value in values)
     arguments = values if are_whole else _by_declaration(op, values)
@@ -307,7 +315,10 @@ def _run_with_lists(
 
 
 def _by_declaration(op: Op, values: list[Any]) -> list[Any]:
-    """Inputs as declared, each list put together of its own arrays."""
+    """Return a node's inputs, `values`, as the operator declares them; None for an empty list.
+
+    (lr, a, c, b, d) of an operator (lr, params..., grads...) are [lr, [a, b], [c, d]].
+    """
     arguments: list[Any] = [[] if item.variadic else None for item in op.inputs]
     for place, value in zip(declared_places(op.inputs, len(values)), values, strict=True):
         if op.inputs[place].variadic:
@@ -318,7 +329,7 @@ def _by_declaration(op: Op, values: list[Any]) -> list[Any]:
 
 
 def _one_by_one(op: Op, results: Sequence[Any]) -> list[Any]:
-    """The outputs one after the other: [a, b], [c, d], e become a, c, b, d, e."""
+    """Return outputs one after the other: [a, b], [c, d], e as [a, c, b, d, e]."""
     parts = list(zip(op.outputs, results, strict=True))
     single = [result for item, result in parts if not item.variadic]
     columns = [result or () for item, result in parts if item.variadic]
@@ -327,7 +338,7 @@ def _one_by_one(op: Op, results: Sequence[Any]) -> list[Any]:
 
 
 def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """The value of an array, or of each in a sequence; what is left out, or empty, stays so."""
+    """Return function(value), of a list [function(item), ...]; None and EMPTY as they are."""
     if isinstance(value, list):
         return [function(item) for item in value]
     return value if value is None or value is EMPTY else function(value)

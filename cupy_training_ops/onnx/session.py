@@ -40,10 +40,11 @@ from .steps import run_step
 
 
 class Notes(NamedTuple):
-    """Notes that are made as a program runs.
+    """Callbacks (C functions without arguments) that a run makes together with its writes.
 
-    begun: before the first write; from then on states can be put back. steps: those of some steps,
-    by place, made together with what the steps write. replay: with the launch of a captured run.
+    begun: called before the first write, when the saved states are valid. steps: {a step's index:
+    functions called right after its first and after its last write}. replay: the same of the
+    launch of a captured run.
     """
 
     begun: Note | None = None
@@ -60,7 +61,9 @@ class Session(Summary, Generic[ArrayT]):
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
     cannot be run is refused here, with every node that is the reason. seed: of the random masks;
     the system's without one. activations: the policy of an ActivationStash, which stores what the
-    backward part of a training graph reads of the forward part as codes.
+    backward part of a training graph reads of the forward part as codes. tf32: multiply matrices
+    and convolve float32 by TF32. arrays: names of inputs that stay on the device, though nodes
+    could read them as numbers on the host.
     """
 
     caller = "Session"  # in messages about what is fed
@@ -98,6 +101,7 @@ class Session(Summary, Generic[ArrayT]):
         if self.xp is np:  # where losses refuse labels out of range themselves
             graph = graph.with_attributes(LOSSES, check=1)
         self.labels = Labels(graph)
+        # Nodes that the passes have not changed keep their runners.
         known = {id(first.nodes[i]): runner for i, runner in runners.items()}
         runners = node_runners(graph, problems, known, control_runner)
         if activations is not None:
@@ -110,14 +114,18 @@ class Session(Summary, Generic[ArrayT]):
         runners = with_gradient_checks(graph, runners)
         self.graph = graph
         self.extents = Extents(graph)
-        self._declared = {item.name: item for item in graph.inputs}
+        self._declared = {item.name: item for item in graph.inputs}  # Values by name
         self.program: Program = Compiler(graph, xp, runners, arrays).compile()
+        # Slots of fed arrays that runs update, and that are saved before each.
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
-        self._written: tuple[Any, ...] = ()
+        self._written: tuple[Any, ...] = ()  # arrays that each run writes
         self._save_all(self.program.written)
-        self._is_begun = False
+        self._is_begun = (
+            False  # True from a run's first write to its end: states have to be put back
+        )
 
     def _facts(self) -> dict[str, object]:
+        """Return the facts that repr() shows."""
         names = {"inputs": self.inputs, "outputs": self.outputs}
         return {
             **names,
@@ -126,10 +134,10 @@ class Session(Summary, Generic[ArrayT]):
         }
 
     def _save_all(self, written: tuple[Any, ...]) -> None:
-        """Allocate copies of all arrays that runs write, whatever is fed."""
+        """Allocate a copy of each array that all runs write, to restore it if a run is stopped."""
         self._written = written
         self._saved = [(array, array.copy()) for array in written]
-        self._before = self._saved  # and what was fed to the last run
+        self._before = self._saved  # and of arrays fed to the last run that it writes
 
     @property
     def states(self) -> dict[str, ArrayT]:
@@ -138,7 +146,7 @@ class Session(Summary, Generic[ArrayT]):
         return {name: self.program.values[slot] for name, slot in self.program.states.items()}
 
     def share(self, other: Session) -> None:
-        """Use another session's updated constants in place of one's own of the same names."""
+        """Use another session's states (see `states`) in place of one's own of the same names."""
         for name, array in other.states.items():
             slot = self.program.constants.get(name)
             if slot is not None:
@@ -147,7 +155,11 @@ class Session(Summary, Generic[ArrayT]):
         self._save_all((*other._written, *own) if self.states else ())
 
     def own_statistics(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Running statistics among arrays that are fed in each run, as parts of one memory."""
+        """Return copies, in one piece of memory, of the running statistics among `arrays`.
+
+        arrays: by name, that the caller feeds in each run; it has to feed the copies instead. They
+        are saved before a run like states, by one copy.
+        """
         names = sorted(self.program.statistics & arrays.keys())
         if not names:
             return {}
@@ -158,7 +170,10 @@ class Session(Summary, Generic[ArrayT]):
         return dict(zip(names, parts, strict=True))
 
     def report(self) -> dict[str, Any]:
-        """The last run's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last run's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         if self._activations is None:
             raise ArgumentError("Session: report: there are no activations as codes")
         return self._activations.stash.report()
@@ -174,7 +189,11 @@ class Session(Summary, Generic[ArrayT]):
         return tuple(name for name, _ in self.program.results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, ArrayT | Any]:
-        """The graph's outputs by name; arrays of `feeds` that it updates are updated in place."""
+        """Return the graph's outputs by name; feeds: an array, or a list of them, for each input.
+
+        Arrays that the graph updates are updated in place. If the run is stopped, as by Ctrl-C,
+        these and the session's states get their values of before.
+        """
         if not isinstance(feeds, Mapping):
             names = cut(str(sorted(self.program.feeds)))
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
@@ -193,11 +212,15 @@ class Session(Summary, Generic[ArrayT]):
             raise
 
     def run_over(self, fixed: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """A function of the other feeds and `Notes`, which runs over these arrays and those feeds,
-        and puts no states back."""
-        template: list[list[Any]] = []
+        """Return run(feeds, notes): like `self.run({**fixed, **feeds})`, but faster (notes: Notes).
+
+        fixed: arrays that are the same in each run. If a run is stopped, states are not put back:
+        the caller calls `put_back`.
+        """
+        template: list[list[Any]] = []  # one list: values by slot, None for feeds that change
 
         def values_of(feeds: Mapping[str, Any]) -> list[Any]:
+            """Return values by slot before the first step; `fixed` is checked the first time."""
             if template:
                 values = template[0].copy()
                 placed = {name: self.on_place(name, value) for name, value in feeds.items()}
@@ -219,7 +242,10 @@ class Session(Summary, Generic[ArrayT]):
         return run
 
     def run_checked(self, feeds: Mapping[str, Any], notes: Notes = NO_NOTES) -> dict[str, Any]:
-        """Run over feeds that are nobody else's, and whose labels were looked at."""
+        """Return outputs by name, of feeds by name whose labels the caller has checked.
+
+        Running statistics that are fed are not saved before.
+        """
         return self._run_saving(self.start_values(feeds), notes, ())
 
     @property
@@ -228,19 +254,28 @@ class Session(Summary, Generic[ArrayT]):
         return bool(self._fed_statistics)
 
     def put_back(self) -> None:
-        """Give states the values that they had before the last run; by C code, but for CuPy's."""
+        """Give states the values that they had before the last run.
+
+        map() runs in C, so that no signal handler runs between NumPy's assignments.
+        """
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
         self._is_begun = False
 
     def _run_saving(self, values: list[Any], notes: Notes, slots: Sequence[int]) -> dict[str, Any]:
-        """Copy states, and running statistics that are fed in these slots; the run's results."""
+        """Save states and run; return results by name.
+
+        values: by slot, before the first step. slots: of fed running statistics, saved as well.
+        """
         self.begin(values, notes, slots)
         self._run(values, notes.steps)
         return self.results(values)
 
     def begin(self, values: list[Any], notes: Notes, slots: Sequence[int] = ()) -> None:
-        """Copy states, and running statistics that are fed in these slots."""
+        """Save states, and running statistics that are fed in `slots`; then call `notes.begun`.
+
+        values: by slot, before the first step.
+        """
         for array, copy in self._saved:
             copy[...] = array
         fed = [values[slot] for slot in slots]
@@ -250,22 +285,30 @@ class Session(Summary, Generic[ArrayT]):
             notes.begun()
 
     def results(self, values: list[Any]) -> dict[str, Any]:
-        """The results by name, of the values behind the last step."""
+        """Return the outputs by name; values: by slot, after the last step."""
         return {name: self._result(values[k], k) for name, k in self.program.results}
 
     def _result(self, value: Any, slot: int) -> Any:
+        """Return an output; a copy if its memory may be a constant's, None for an empty optional"""
         if value is EMPTY:
             return None
         return value.copy() if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
+        """Run all steps over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         stash = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), stash:
             for place in range(len(self.program.steps)):
                 self.run_place(place, values, marks)
 
     def run_place(self, place: int, values: list[Any], marks: Mapping[int, Marks]) -> None:
-        """Run the step at a place, with its marks."""
+        """Run the step of index `place` over `values` by slot.
+
+        marks: by a step's index, functions to call right after its first and its last write.
+        """
         step = self.program.steps[place]
         if place in marks:
             call_with_marks(marks[place], self._run_step, step, values)
@@ -276,7 +319,7 @@ class Session(Summary, Generic[ArrayT]):
         run_step(step, values)
 
     def start_values(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The values before the first step."""
+        """Return the values by slot before the first step: constants, and `feeds` after checks."""
         values, known = self.program.values.copy(), self.program.feeds
         missing = sorted(known.keys() - feeds.keys())
         extra = sorted(map(str, feeds.keys() - known.keys()))
@@ -289,7 +332,11 @@ class Session(Summary, Generic[ArrayT]):
         return values
 
     def on_place(self, name: str, value: Any) -> Any:
-        """A feed where the graph needs it, on host or device; refused if it does not fit."""
+        """Return a feed as an array on the host or the device, where the graph reads it.
+
+        A sequence is a list of arrays, an optional without a value EMPTY. Refused if it does not
+        fit.
+        """
         arrays = self.as_fed(name, value)
         return arrays if self.is_on_host(name) else each(self.xp.asarray, arrays)
 
@@ -298,9 +345,9 @@ class Session(Summary, Generic[ArrayT]):
         return self.program.feeds[name][1]
 
     def as_fed(self, name: str, value: Any) -> Any:
-        """A feed as an array, or as a list of them; refused where it does not fit.
+        """Return the value fed to input `name` as an array, a list of them or EMPTY, or refuse it.
 
-        An array of the device stays there if the host does not read it.
+        An array of the device is copied to the host if the host reads it; one of the host stays.
         """
         item, host = self._declared[name], self.is_on_host(name)
         if item.is_optional and value is None:
@@ -313,7 +360,7 @@ class Session(Summary, Generic[ArrayT]):
         return arrays
 
     def _check(self, item: Value, value: Any) -> None:
-        """Refuse a feed of another type or rank than the model declares."""
+        """Refuse a fed array, or list of them, of another type or rank than `item` declares."""
         if item.is_sequence != isinstance(value, list):
             got = "an array" if item.is_sequence else "a sequence"
             refuse(self.caller, cut(item.name), "the other of array and sequence", got)
@@ -327,6 +374,7 @@ class Session(Summary, Generic[ArrayT]):
                 refuse(self.caller, cut(item.name), expected, f"shape {array.shape}")
 
     def _array(self, name: str, value: Any, host: bool) -> Any:
+        """Return one array of a feed; one of the device stays there, unless the host reads it."""
         if self.xp is np:
             return self._on_host(name, value)
         if not isinstance(value, self.xp.ndarray):

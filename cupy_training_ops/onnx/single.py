@@ -18,10 +18,10 @@ from .standard import NEWEST, TABLE
 
 
 def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
-    """Run one node, an onnx.NodeProto, on arrays by position; its outputs come back.
+    """Run one node, an onnx.NodeProto, on arrays by position, and return a tuple of its outputs.
 
-    Inputs that a node leaves out are None. What an operator updates is updated. version: that of
-    the opset of the node's domain; the newest without.
+    An input that the node leaves out is None. Inputs that the operator updates are updated in
+    place. version: of the opset of the node's domain, by default the newest.
     """
     if not hasattr(node, "op_type"):
         refuse("call", "node", "an onnx.NodeProto", shown(node))
@@ -53,7 +53,7 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
 
 
 def _run_as_graph(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Run a node that is computed by others: those of its body, or of its own graphs."""
+    """Return a node's outputs by a Session, since other nodes compute it: of its body or graphs."""
     xp = _module(inputs)
     feeds = {f"input {k}": value for k, value in enumerate(inputs) if value is not None}
     values = tuple(_value(name, value) for name, value in feeds.items())
@@ -65,7 +65,7 @@ def _run_as_graph(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _value(name: str, value: Any) -> Value:
-    """The declaration of an input, by its value."""
+    """Return the declaration of an input by its value: an array, a list of them, or another."""
     if isinstance(value, list):
         return Value(name, value[0].dtype if value else None, None, is_sequence=True)
     if value is EMPTY or not hasattr(value, "dtype"):
@@ -74,7 +74,7 @@ def _value(name: str, value: Any) -> Value:
 
 
 def _module(arrays: Sequence[Any]) -> Any:
-    """cupy if one of the arrays is CuPy's, else numpy."""
+    """Return the module cupy if one of the arrays is CuPy's, else numpy."""
     flat = [a for item in arrays for a in (item if isinstance(item, list) else [item])]
     if any(type(array).__module__.partition(".")[0] == "cupy" for array in flat):
         import cupy
@@ -84,7 +84,10 @@ def _module(arrays: Sequence[Any]) -> Any:
 
 
 def reference_ops() -> list[type]:
-    """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
+    """Return classes of all operators of com.microsoft here, for ReferenceEvaluator(new_ops=...).
+
+    They are subclasses of onnx's OpRun, and compute on NumPy arrays.
+    """
     has = onnx_package().defs.has
     names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
     names |= {name for name in TABLE if "." not in name and not has(name)}
@@ -92,6 +95,7 @@ def reference_ops() -> list[type]:
 
 
 def _reference(name: str) -> type:
+    """Return an OpRun class of one operator, which runs its node by `call`."""
     from onnx.reference.op_run import OpRun
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:

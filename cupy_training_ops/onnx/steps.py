@@ -24,7 +24,11 @@ ACCUMULATOR = "InPlaceAccumulatorV2"
 
 
 class Step(NamedTuple):
-    """A call on values by their slots; no later step needs `dead`."""
+    """A call of `run` on a list of values, which are at these slots (indices) of a program's.
+
+    run(inputs) returns the outputs, which go to the slots `outputs`. dead: slots to set to None
+    afterwards, as no later step reads them.
+    """
 
     run: Run
     inputs: tuple[int, ...]
@@ -35,7 +39,10 @@ class Step(NamedTuple):
 
 
 def run_step(step: Step, values: list[Any]) -> None:
-    """Compute a step's outputs, and free what no later step needs; errors name the node."""
+    """Compute a step's outputs in `values`, indexed by slot, and set its dead slots to None.
+
+    Errors name the node.
+    """
     run, inputs, outputs, dead, node, _ = step
     try:
         results = run(list(map(values.__getitem__, inputs)))
@@ -57,7 +64,7 @@ def run_step(step: Step, values: list[Any]) -> None:
 
 
 def with_dead_slots(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
-    """The steps with their dead slots; those of `lasting` never die."""
+    """Return the steps with `dead` filled in; the slots `lasting` never die."""
     needed = set(lasting)
     result = []
     for step in reversed(steps):
@@ -72,9 +79,13 @@ def with_dead_slots(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
 
 
 def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
-    """The steps, with results over an input that a step made anew, of which nothing else is a view,
-    and which no later step needs."""
+    """Return the steps, with results written over an input where nothing needs that any more.
+
+    The input's memory was allocated for another step's output, not fed, and no view of it is read
+    later. lasting: slots whose values outlive the run.
+    """
     owner = _owners(steps)
+    # What these read or make may be in other values too, so that it is not written over.
     passing = [step for step in steps if step.runner and step.runner.keeps]
     lasting = lasting.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, lasting)
@@ -84,7 +95,8 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
         places = []
         for k in step.runner.overwrites if step.runner else ():
             slot = step.inputs[k] if k < len(step.inputs) else UNUSED
-            shares = sum(owner.get(s, s) == slot for s in step.inputs)
+            shares = sum(owner.get(s, s) == slot for s in step.inputs)  # inputs in this memory
+            # A step made it, it is no view, this is its last use, and no other input is a view.
             if slot in new and owner.get(slot, slot) == slot and last[slot] == i and shares == 1:
                 places.append(k)
         result.append(step._replace(run=_over(step, places)) if places else step)
@@ -92,13 +104,13 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
 
 
 def aliases_of(steps: Sequence[Step], slots: set[int], owners: set[int]) -> frozenset[int]:
-    """The slots that may have the memory of one of `owners`."""
+    """Return those of `slots` whose values may be views of the memory of one of `owners`."""
     owner = _owners(steps)
     return frozenset(slot for slot in slots if owner.get(slot, slot) in owners)
 
 
 def written_slots(steps: Sequence[Step]) -> set[int]:
-    """The slots whose memory steps update in place."""
+    """Return the slots that steps update in place, and those that they are views of."""
     written = {
         step.inputs[k]
         for step in steps
@@ -110,13 +122,13 @@ def written_slots(steps: Sequence[Step]) -> set[int]:
 
 
 def owners_of(steps: Sequence[Step], slots: set[int]) -> set[int]:
-    """The slots whose memory these may have."""
+    """Return, for slots that may be views, the slots whose memory that is; the others as is."""
     owner = _owners(steps)
     return {owner.get(slot, slot) for slot in slots}
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
-    """For each slot that may be a view, the slot whose memory it has."""
+    """Return {slot that may be a view: slot whose memory it has, itself no view}."""
     owner: dict[int, int] = {}
     for step in steps:
         views = step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
@@ -130,7 +142,11 @@ def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
 def _last_uses(
     steps: Sequence[Step], owner: Mapping[int, int], lasting: set[int]
 ) -> dict[int, int]:
-    """The last step that needs a slot's memory, by itself or a view of it."""
+    """Return {slot that is no view: index of the last step that uses its memory}.
+
+    owner: {slot that may be a view: slot whose memory it has}. For the slots `lasting` that is the
+    number of steps, one more than any index.
+    """
     last: dict[int, int] = {}
     for i, step in enumerate(steps):
         for slot in (*step.inputs, *step.outputs):
@@ -139,7 +155,7 @@ def _last_uses(
 
 
 def _over(step: Step, places: Sequence[int]) -> Run:
-    """The run of a step over one of these inputs."""
+    """Return a step's run that writes its first result over one of the inputs `places`."""
     assert step.runner is not None
     if step.runner.op is not None:  # the result is as large as any of them
         return partial(_over_one, step.run, places[0])
@@ -152,7 +168,11 @@ def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
-    """Run over the first input that all are broadcast to."""
+    """Return run(values), its result in the first input of `places` of its shape and type.
+
+    That is one to which all inputs broadcast, where all have one type. Most often all have one
+    shape, which is looked at first.
+    """
     shape, dtype = values[0].shape, values[0].dtype
     for value in values:
         if value.shape != shape or value.dtype != dtype:
@@ -171,17 +191,26 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
 
 
 class _Target(NamedTuple):
-    """An output that is a buffer's gradient, and which inputs of the step are buffer and flag."""
+    """A step's output that may be written into a gradient's buffer; all are indices.
+
+    output: of the step's outputs. buffer, flag, like: of its inputs; flag is True where the buffer
+    is to be overwritten, like has the output's type.
+    """
 
     output: int
     buffer: int
     flag: int
-    like: int  # the input that has the output's type
+    like: int
 
 
 def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> list[Step]:
-    """The steps, with gradients computed in the buffer where the accumulator would copy them
-    there."""
+    """Return the steps, with gradients computed in their accumulator's buffer where that restarts.
+
+    InPlaceAccumulatorV2(buffer, value, flag) copies value to buffer where flag is set, else adds
+    it. The step that makes the value gets buffer and flag as two more inputs, and writes the buffer
+    itself if the flag is set. This needs a value and a buffer with no other reader, a value not in
+    the slots `lasting` (outputs), and a flag that is known before.
+    """
     reads = Counter(slot for step in steps for slot in step.inputs)
     makers = {slot: i for i, step in enumerate(steps) for slot in step.outputs}
     result = list(steps)
@@ -201,7 +230,10 @@ def with_gradients_in_place(steps: Sequence[Step], lasting: Collection[int]) -> 
 
 
 def _with_target(step: Step, value: int, buffer: int, flag: int) -> Step | None:
-    """The step with one more output that it may write into a buffer."""
+    """Return the step with a buffer for its output, or None if it cannot write into one.
+
+    value, buffer, flag: slots, of the step's output, the buffer, and the flag.
+    """
     k = step.outputs.index(value)
     like = _input_like(step, k)
     if like is None:
@@ -214,7 +246,10 @@ def _with_target(step: Step, value: int, buffer: int, flag: int) -> Step | None:
 
 
 def _input_like(step: Step, k: int) -> int | None:
-    """The input whose type an output has; None where it cannot be written into an array."""
+    """Return the index of an input of output k's type; None if k cannot be written into an array.
+
+    An output that is a view, or over an input, already has its memory.
+    """
     runner = step.runner
     if runner is None or k in runner.views or (runner.overwrites and k == 0):
         return None
@@ -229,7 +264,10 @@ def _input_like(step: Step, k: int) -> int | None:
 
 
 class _IntoBuffers:
-    """A run whose outputs may be buffers."""
+    """The run of a step, with `targets`: outputs that it writes into buffers where a flag is set.
+
+    n_inputs: how many of the step's inputs are the run's own; buffers and flags come behind.
+    """
 
     def __init__(self, run: Run, n_inputs: int) -> None:
         self._run, self._n = run, n_inputs
@@ -238,6 +276,10 @@ class _IntoBuffers:
     def __call__(
         self, values: list[Any], out: Mapping[int, Any] = MappingProxyType({})
     ) -> Sequence[Any]:
+        """Return the run's outputs, in buffers where flags are set and types agree.
+
+        values: the run's inputs, then buffers and flags. out: {output's index: array to write}.
+        """
         own, outs = values[: self._n], dict(out)
         for output, buffer, flag, like in self.targets:
             if values[flag].all() and values[like].dtype == values[buffer].dtype:
@@ -246,6 +288,6 @@ class _IntoBuffers:
 
 
 def _accumulate(run: Run, values: list[Any]) -> Sequence[Any]:
-    """Run an accumulator, whose value may be in the buffer already."""
+    """Run an accumulator, or return (True, buffer) if its value was computed in the buffer."""
     buffer, value, _ = values
     return (np.ones(1, bool), buffer) if value is buffer else run(values)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Types that graphs store numbers in and nothing is computed of: 8-bit and 4-bit floats, integers
-of 4 and 2 bits. NumPy alone has them, by ml_dtypes."""
+"""Types that graphs store numbers in, but compute nothing in: floats of 8 and 4 bits, integers of 4
+and 2 bits. Only NumPy's arrays can have them, by ml_dtypes: a byte for each element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 
 
 class StoredType(NamedTuple):
-    """One type as ONNX and NumPy have it; several elements may share a byte of a file."""
+    """One type as ONNX and NumPy have it; in a file, 8 / n_bits elements share a byte."""
 
     name: str
     dtype: Dtype
@@ -35,49 +35,53 @@ STORED_TYPES = (
     StoredType("int2", np.dtype(ml_dtypes.int2), 26, 2),
 )
 BY_DTYPE = {row.dtype: row for row in STORED_TYPES}
-POWERS = STORED_TYPES[7].dtype  # of two, from 2^-127 to 2^127
-SATURATED = tuple(row.dtype for row in STORED_TYPES[:4])
+POWERS = STORED_TYPES[7].dtype  # float8e8m0: powers of two from 2^-127 to 2^127, and NaN
+SATURATED = tuple(row.dtype for row in STORED_TYPES[:4])  # may saturate as numbers are converted
 _BY_NUMBER = {row.onnx: row for row in STORED_TYPES}
 _BY_NAME = {row.name: row for row in STORED_TYPES}
 _NAN_OF_POWERS = 255
 
 
 def graph_dtype(value: Any) -> Dtype:
-    """The dtype of ONNX's number or name, of types that are computed and of those here."""
+    """Return the dtype of ONNX's number or name, of a type that is computed or of those here."""
     row = _BY_NUMBER.get(value) or _BY_NAME.get(value)
     return row.dtype if row else to_dtype(value)
 
 
 def type_name(dtype: Dtype) -> str:
-    """The name of a dtype of `graph_dtype`."""
+    """Return ONNX's name of a dtype, such as "float8e4m3fn"."""
     return BY_DTYPE[dtype].name if dtype in BY_DTYPE else element_type(dtype).name
 
 
 def n_bits(dtype: Dtype) -> int:
-    """The bits of an element."""
+    """Return the bits of an element, in a file."""
     return BY_DTYPE[dtype].n_bits if dtype in BY_DTYPE else 8 * dtype.itemsize
 
 
 def nbytes_of(dtype: Dtype, n: int) -> int:
-    """The bytes of n elements in a file."""
+    """Return the bytes of n elements in a file."""
     return -(-n * n_bits(dtype) // 8)
 
 
 def unpack(data: HostArray, dtype: Dtype, n: int) -> HostArray:
-    """n elements of a file's bytes, in each of which the first element has the lowest bits."""
+    """Return n elements from a file's bytes (uint8), where the first of a byte has its low bits."""
     bits = n_bits(dtype)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)  # of 4 bits: [0, 4]
     codes = (data[:, None] >> shifts & np.uint8(2**bits - 1)).reshape(-1)[:n]
     return of_codes(codes, dtype)
 
 
 def of_codes(codes: HostArray, dtype: Dtype) -> HostArray:
-    """Elements by their bits, each the lowest ones of a byte."""
+    """Return elements of a stored type by their bits, the low ones of each uint8."""
     return codes.astype(dtype) if "int" in BY_DTYPE[dtype].name else codes.view(dtype)
 
 
 def convert(xp: Any, x: Any, dtype: Dtype, *, saturate: bool = True, round_mode: str = "up") -> Any:
-    """An array of another dtype. 8-bit floats have no infinity if they saturate."""
+    """Return x in another dtype, with the attributes of ONNX's Cast.
+
+    saturate: 8-bit floats become the largest number where x is beyond it, else infinity or NaN.
+    round_mode: of float8e8m0, "up", "down" or "nearest".
+    """
     if dtype not in BY_DTYPE and x.dtype not in BY_DTYPE:
         return x.astype(dtype, copy=False)
     if xp is not np:
@@ -97,8 +101,10 @@ def convert(xp: Any, x: Any, dtype: Dtype, *, saturate: bool = True, round_mode:
 
 
 def _to_odd(x: HostArray) -> HostArray:
-    """Numbers of float64 in float32, cut, with the last bit set if anything was cut off, so that
-    they are rounded once: ml_dtypes goes by float32 itself."""
+    """Return float64 as float32, rounded to odd: towards 0, with the last bit set if inexact.
+
+    ml_dtypes converts by float32; a number rounded to odd there is then rounded as if once.
+    """
     y = x.astype(FLOAT32)
     y = np.where(np.abs(y) > np.abs(x), np.nextafter(y, FLOAT32.type(0)), y)
     bits = y.view(np.uint32)
@@ -107,8 +113,12 @@ def _to_odd(x: HostArray) -> HostArray:
 
 
 def _to_powers(x: HostArray, saturate: bool, round_mode: str) -> HostArray:
-    """The powers of two above, below or next to positive numbers; NaN of negative ones."""
+    """Return numbers as float8e8m0: powers of two, whose code is the exponent + 127; NaN is 255.
+
+    round_mode: "up" to the next power above, "down" or "nearest". Negative numbers become NaN.
+    """
     share, exponent = np.frexp(x)  # x = share 2^exponent, 1/2 <= share < 1
+    # True: 2^exponent, False: 2^(exponent - 1).
     above = {"up": share > 0.5, "down": share > 1, "nearest": share >= 0.75}
     if round_mode not in above:
         raise ArgumentError(f"round_mode: expected one of {sorted(above)}, got {round_mode!r}")

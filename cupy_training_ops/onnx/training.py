@@ -27,14 +27,14 @@ from .parts import model_outputs, part_of, write_part
 from .session import Notes, Session
 from .training_state import Point, Transactional, exclusive, read_state, write_state
 
-RESET = "lazy_reset_grad"
-DEFAULT_LR = 1e-3  # upstream's
+RESET = "lazy_reset_grad"  # the input that lets gradients begin anew
+DEFAULT_LR = 1e-3  # as in ONNX Runtime
 MOMENTS = ("first_order_moments", "second_order_moments")
 NUMBERS = ("learning_rate", "step")
 OPTIMIZER_INPUTS = {*NUMBERS, "params", "gradients", *MOMENTS}
 
 Arrays = Mapping[str, Any]
-Run = Callable[[Arrays, Notes], dict[str, Any]]
+Run = Callable[[Arrays, Notes], dict[str, Any]]  # outputs by name, of the inputs that change
 
 
 class TrainingSession(Summary, Transactional, Generic[ArrayT]):
@@ -102,7 +102,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         graph: bool = False,
         **numbers: float,
     ) -> TrainingSession[ArrayT]:
-        """A session that trains an inference model.
+        """Return a session that trains an inference model.
 
         model: a path, the bytes of a file, or an onnx.ModelProto. loss: "cross_entropy" (labels of
         the classes along axis 1 of the first output), "mse", "l1", "bce_with_logits", or the name
@@ -147,8 +147,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         tf32: Any,
         graph: Any,
     ) -> None:
-        """Open the models of training, evaluation and the optimizer, of which the last two may be
-        None."""
+        """Open three models: of training, of evaluation (or None), of the optimizer (or None).
+
+        checkpoint: their parameters and moments. The others as TrainingSession has them.
+        """
         if graph:
             _refuse_uncapturable(xp, activations)
         super().__init__()
@@ -156,6 +158,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         training, evaluation, optimizer = models
         self._training = Session(training, xp, seed=seed, activations=activations, tf32=tf32)
         self._eval = None if evaluation is None else Session(evaluation, xp, tf32=tf32)
+        # True: launches of a run are recorded, and repeated in later ones.
         self._is_noted = getattr(xp, "__name__", "") == "cupy" and activations is None
         arrays = NUMBERS if graph or self._is_noted else ()
         self._optimizer = None if optimizer is None else Session(optimizer, xp, arrays=arrays)
@@ -171,7 +174,11 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._run_training, self._run_optimizer = self._runs(graph)
 
     def _runs(self, graph: bool) -> tuple[Run, Run | None]:
-        """The functions that run the two models on the inputs that change from step to step."""
+        """Return functions that run the training model and the optimizer's (None without one).
+
+        They take the inputs that change from step to step; parameters, gradient buffers and moments
+        are fixed here.
+        """
         make: Any = Session.run_over
         if graph:
             from .capture import Captures
@@ -194,7 +201,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return make(self._training, fixed), make(self._optimizer, own)
 
     def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take parameters and states of optimizers, checked against the graphs."""
+        """Copy parameters and moments from a checkpoint, checked against the graphs."""
         graph = self._training.graph
         inputs = {item.name: item for item in graph.inputs}
         self._trained = tuple(name.removesuffix(BUFFER) for name in inputs if name.endswith(BUFFER))
@@ -204,7 +211,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
         self._parameters |= self._training.own_statistics(self._parameters)
         self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
-        self._user = tuple(
+        self._user = tuple(  # names of the inputs that callers feed
             n for n in inputs if n not in arrays and not n.endswith(BUFFER) and n != RESET
         )
         self._point, self._lr = Point(), DEFAULT_LR
@@ -213,6 +220,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             self._load_optimizer(self._optimizer, checkpoint)
 
     def _check(self, inputs: Mapping[str, Any], arrays: Arrays) -> None:
+        """Refuse parameters (`arrays`) that do not fit the training model's inputs (Values)."""
         for name in self._trained:
             if name not in arrays:
                 self._refuse("checkpoint", f"the parameter {cut(name)!r}", "none")
@@ -227,6 +235,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _load_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
+        """Fill `_moments` (by kind, then by parameter), the step count and the learning rate.
+
+        optimizer: the session of its model. checkpoint: their values; moments not in it are zeros.
+        """
         extra = sorted(set(optimizer.inputs) - OPTIMIZER_INPUTS)
         if extra:
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
@@ -241,6 +253,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             self._point, self._lr = Point(group.step), group.initial_lr
 
     def _moment(self, known: Mapping[str, Arrays], name: str, i: int, dtype: Dtype | None) -> Any:
+        """Return moment i of a parameter: from a checkpoint's moments (`known`), else zeros."""
         parameter = self._parameters[name]
         dtype = dtype or parameter.dtype
         moment = known.get(name, {}).get(f"momentum{i}")
@@ -282,6 +295,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return self._eval is not None
 
     def _facts(self) -> dict[str, object]:
+        """Return the facts that repr() shows."""
         nodes = self._optimizer.graph.nodes if self._optimizer else ()
         return {
             "inputs": self._user,
@@ -306,7 +320,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def step(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Forward, backward, and the optimizer; the loss comes back."""
+        """Run forward, backward and the optimizer, and return the loss, an array.
+
+        inputs, named: the training model's inputs (`self.inputs`), by position or by name.
+        """
         optimizer, run = self._need_optimizer()
         try:
             loss: ArrayT = self._forward_backward("step", inputs, named)
@@ -318,7 +335,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def accumulate(self, *inputs: Any, **named: Any) -> ArrayT:
-        """Forward and backward: gradients are added to those since the last `apply`."""
+        """Run forward and backward, adding gradients to those since the last `apply`.
+
+        Return the loss, an array. inputs, named: the training model's inputs, by position or name.
+        """
         try:
             loss: ArrayT = self._forward_backward("accumulate", inputs, named)
             self._point = Point(self.step_count, is_reset=False)
@@ -329,17 +349,19 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def apply(self) -> None:
-        """A step of the optimizer by the accumulated gradients, which begin anew after it."""
+        """Make a step of the optimizer with the accumulated gradients, which begin anew then."""
         optimizer, run = self._need_optimizer()
         if self._point.is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
         self._apply(optimizer, run)
 
     def _forward_backward(self, call: str, inputs: Sequence[Any], named: Arrays) -> Any:
-        """The loss of a forward and backward pass, whose states can still be put back.
+        """Run forward and backward, and return the loss; `_put_back` can still restore the states.
 
-        Notes change `_point` with writes: before the first of all, the step is under way; with the
-        first write into a buffer of gradients, gradients of batches before are lost (is_reset).
+        call: the public method's name, for messages. inputs, named: its inputs by position and by
+        name. `_point` changes together with writes: before
+        the first of all, is_begun is set; with the first one into a gradient's buffer is_reset,
+        since the sums of batches before are lost then.
         """
         self._training.caller = f"TrainingSession: {call}"
         feeds = self._by_name(call, self._user, inputs, named)
@@ -354,7 +376,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return next(iter(self.outputs.values()))
 
     def _apply(self, optimizer: Session, run: Run) -> None:
-        """Make the optimizer's step, and change `_point` by notes together with its writes.
+        """Run the optimizer's step by `run`, and change `_point` together with its writes.
 
         a write of gradients alone           anew    gradients begin anew
         a write of parameters or moments     torn    these are partly those of another step
@@ -380,6 +402,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._point = made
 
     def _put_back(self) -> None:
+        """Restore states and running statistics if a forward and backward pass was stopped."""
         point = self._point
         if point.is_begun:
             self._training.put_back()
@@ -392,9 +415,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
     @exclusive
     def eval(self, *inputs: Any, **named: Any) -> ArrayT | Any:
-        """The loss of the eval model; all its outputs are in `outputs`.
+        """Return the loss of the eval model; all its outputs are in `outputs`.
 
-        Without labels, what the model computes of the other inputs: an array, or a tuple.
+        inputs, named: the eval model's inputs, by position or by name. Without labels, return what
+        the model computes of the other inputs: an array, or a tuple.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
@@ -407,7 +431,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return values[0] if whole or len(values) == 1 else values
 
     def _without_labels(self, inputs: tuple[str, ...]) -> Session:
-        """The part of the eval model that these inputs are enough for."""
+        """Return a session of the part of the eval model that needs these inputs alone."""
         assert self._eval is not None
         if inputs not in self._parts:
             names = model_outputs(self._eval.graph, {*inputs, *self._parameters})
@@ -434,7 +458,11 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         named: Mapping[str, Any],
         may_lack: bool = False,
     ) -> dict[str, Any]:
-        """The user's inputs by name."""
+        """Return the inputs of a call by name.
+
+        call: its name, for messages. user: all inputs' names, in order. inputs: those by position.
+        named: those by name. may_lack: some may be missing, not all.
+        """
         feeds = dict(zip(user, inputs, strict=False))
         twice = feeds.keys() & named.keys()
         feeds |= named
@@ -445,7 +473,10 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return feeds
 
     def report(self) -> dict[str, Any]:
-        """The last step's activations as codes, as ActivationStash.report gives them."""
+        """Return bytes of the last step's activations `before` and `after` they became codes.
+
+        `peak`: most of these at a time. `names`: by array, codec, need, before and after.
+        """
         return self._training.report()
 
     # ---- files -----------------------------------------------------------------------------------
@@ -479,7 +510,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         With the models of the folder it goes on there, by `CheckpointState.load_checkpoint`, and
         here, as the folder's file `checkpoint`. Gradients since the last `apply` and states of
         random numbers are not in it, as `save` has them. Arrays of more than 1 GiB go into a file
-        beside it, with `.data` at its name's end. sync: as of `save`.
+        beside it, with `.data` at its name's end. sync: wait until it is on the disk.
         """
         self._check_file("save_checkpoint", file)
         host = {n: self._on_host(a) for n, a in self._parameters.items()}
@@ -489,7 +520,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
             kinds = [self._moments[kind] for kind in MOMENTS if kind in self._moments]
             moments = {
                 n: {f"momentum{i}": self._on_host(m[n]) for i, m in enumerate(kinds) if n in m}
-                or {"momentum0": np.zeros_like(trained[n])}  # upstream asks SGD for them, too
+                or {"momentum0": np.zeros_like(trained[n])}  # ONNX Runtime wants it of SGD
                 for n in self._trained
             }
             groups = (Group("group0", self.step_count, self._lr, moments),)
@@ -498,7 +529,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         write_together(checkpoint_files(checkpoint, path), sync)
 
     def _check_file(self, call: str, file: object, method: str | None = None) -> None:
-        """Refuse other than a path, or where it has this method an open file."""
+        """Refuse a `file` that is no path, nor, if `method` is named, an open file with that."""
         is_open = method is not None and hasattr(file, method)
         if not (isinstance(file, str | os.PathLike) or is_open):
             words = "the path of a file" + (", or an open one" if method else "")
@@ -509,7 +540,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         return on_host
 
     def _state_arrays(self) -> dict[str, Any]:
-        """All arrays that steps change, or that they depend on."""
+        """Return all arrays that steps change or depend on, as {"parameter/weight": array, ...}."""
         arrays = {f"parameter/{n}": a for n, a in self._parameters.items()}
         arrays |= {f"gradient/{n}": a for n, a in self._buffers.items()}
         for kind, moments in self._moments.items():
@@ -527,7 +558,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """Write a plain inference model with the parameters as they are now.
 
         outputs: values of the eval model by name; by default what its loss is computed of.
-        sync: as of `save`.
+        sync: wait until it is on the disk.
         """
         if self._eval is None:
             raise ArgumentError("TrainingSession: there is no eval_model.onnx")
@@ -538,6 +569,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
 
 def _refuse_uncapturable(xp: Any, activations: str | None) -> None:
+    """Refuse graph=True with NumPy, or with activations as codes."""
     if xp is np:
         refuse("TrainingSession", "graph", "False with NumPy, which has no CUDA graphs", "True")
     if activations is not None:

@@ -35,10 +35,11 @@ _RAW = np.dtype(np.uint16)  # of bfloat16 in a file
 
 
 class Point(NamedTuple):
-    """Where training is: one object, so that what belongs together changes at once.
+    """Where training is: one object, so that its fields change together.
 
-    is_reset: gradients begin anew. is_begun: a step is under way, and what it changes of states is
-    to be put back if it is not made. is_torn: parameters are partly those of another step.
+    step_count: steps of the optimizer so far. is_reset: gradients begin anew in the next batch.
+    is_begun: a forward and backward pass is under way; if it is stopped, its states have to be put
+    back. is_torn: parameters are partly those of another step.
     """
 
     step_count: int = 0
@@ -48,11 +49,16 @@ class Point(NamedTuple):
 
 
 def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A method that runs alone: other threads wait, and a stopped call is put back first."""
+    """Return the method under the session's lock: other threads wait for its end.
+
+    Before it runs, states of a call that was stopped are put back. A call inside of another (from a
+    signal handler) and, but for `load`, one on torn parameters raise ProviderError.
+    """
     call = method.__name__
 
     @functools.wraps(method)
     def call_alone(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return method(self, ...) after the checks, with the session's lock."""
         with self.lock:
             if self._is_called and _is_below(sys._getframe(1), sys._getframe().f_code, self):
                 raise ProviderError(
@@ -86,7 +92,7 @@ def _is_below(frame: FrameType | None, code: CodeType, session: Transactional) -
 
 
 class Transactional(Locked):
-    """A session that goes from point to point, by one call at a time."""
+    """Base of a session whose `_point` says where training is; one call changes it at a time."""
 
     _point: Point
     _is_called = False
@@ -109,7 +115,7 @@ class Transactional(Locked):
         self._point = self._point._replace(step_count=count)
 
     def _noting(self, point: Point) -> Note:
-        """A note that sets `_point`: a call of C code alone, in which no signal's handler runs."""
+        """Return a function that sets `_point`, in C code, where no signal handler can run."""
         return partial(setattr, self, "_point", point)
 
     def _put_back(self) -> None:
@@ -126,7 +132,11 @@ def write_state(
     numbers: Mapping[str, Any],
     sync: bool = True,
 ) -> None:
-    """Write arrays and numbers; members of the file are numbered, names may be any text."""
+    """Write arrays and numbers by name to a file or an open one.
+
+    The file's members are called 0, 1, ...; the arrays' names are in its header. sync: wait until
+    it is on the disk.
+    """
     stored = {str(i): _for_file(array) for i, array in enumerate(arrays.values())}
     container.write(file, FORMAT, {"names": list(arrays), **numbers}, stored, sync)
 
@@ -134,7 +144,10 @@ def write_state(
 def read_state(
     file: StrPath | BinaryFile, arrays: Mapping[str, Any], numbers: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, NumpyArray]]:
-    """The numbers and arrays that `write_state` wrote; refused where they do not fit these."""
+    """Return the numbers and arrays (of NumPy) by name that `write_state` wrote.
+
+    arrays, numbers: the session's own by name; refused if names, shapes or types are others.
+    """
     with container.load(file, FORMAT) as opened:
         stored = _numbers(file, opened.header, list(arrays), numbers)
         members = {name: opened.member(str(i)) for i, name in enumerate(arrays)}
@@ -146,6 +159,7 @@ def read_state(
 def _numbers(
     file: object, header: Mapping[str, Any], names: list[str], numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return a file's numbers from its header, of the types of `numbers`; refuse other names."""
     if header.get("names") != names:
         raise ArgumentError(f"{file}: expected the state of a session of the same artifacts")
     stored = {name: header.get(name) for name in numbers}
@@ -157,6 +171,7 @@ def _numbers(
 
 
 def _check(file: object, name: str, header: Any, array: Any) -> None:
+    """Refuse a member of the file whose type or shape is not the array's."""
     expected = _RAW if array.dtype == BFLOAT16 else array.dtype
     if header.shape != array.shape or header.dtype != expected:
         raise ArgumentError(
@@ -166,6 +181,6 @@ def _check(file: object, name: str, header: Any, array: Any) -> None:
 
 
 def _for_file(array: Any) -> NumpyArray:
-    """An array on the host; of bfloat16, which NumPy's files have not, the bits as integers."""
+    """Return an array on the host; one of bfloat16, which NumPy's files lack, as its uint16 bits"""
     on_host: NumpyArray = array if isinstance(array, np.ndarray) else array.get()
     return on_host.view(_RAW) if on_host.dtype == BFLOAT16 else on_host

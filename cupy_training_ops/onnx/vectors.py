@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Element-wise work over CuPy's arrays by kernels of this package: 16 bytes at a time where memory
-lies so, operands repeated or in any order of their dimensions.
+"""Element-wise work over CuPy's arrays by kernels of this package, with broadcasting and strides.
 
     compute("add", (x, bias))       x + bias
     copy(x.transpose(0, 2, 1, 3))   a C-contiguous copy
 
-A thread makes up to 16 bytes of the result, which is C-contiguous. CuPy's own kernels take an
-element at a time, which is two fifths of what a large GPU's memory gives, and a call of CuPy's
-costs the host three times as much.
+A thread computes 16 bytes of the result, which is C-contiguous, if the operands are contiguous and
+aligned along its last dimension, else one element. CuPy's own kernels load one element a thread,
+which reaches two fifths of a large GPU's memory bandwidth, and a call of CuPy's costs the host
+three times as much.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, D
 from ..plan import VEC_NBYTES, Config, Launch, Plan, ceil_div
 
 Array = Any
-MOST = 1 << 31  # threads of a launch, each of a vector
-THREADS = 256
-_KEPT = 4096  # forms of calls that are prepared
+MOST = 1 << 31  # threads of a launch, less than
+THREADS = 256  # of a block
+_KEPT = 4096  # entries of a cache
 SYMBOL = "onnx_expression"
 _REALS = (FLOAT32, FLOAT64)
 _NUMBERS = (*FLOATS, np.dtype(np.int32), INT64)
-_WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}  # by bytes
+_WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}  # by bytes: copies are by size, not by type
 
 
 class Expression(NamedTuple):
-    """An element of the result by those of the operands, a, b and c, in the type that their type is
-    computed in; and the types of operands, the last one's that of the result."""
+    """An element-wise function as CUDA C."""
 
-    text: str
-    dtypes: tuple[Dtype, ...] = FLOATS
+    text: str  # of a, b and c, elements of the operands; ACC is the type of the arithmetic
+    dtypes: tuple[Dtype, ...] = FLOATS  # that operands and result may have
 
 
 EXPRESSIONS: Mapping[str, Expression] = {
@@ -70,10 +69,11 @@ EXPRESSIONS: Mapping[str, Expression] = {
 
 
 def compute(name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
-    """The result of one of EXPRESSIONS, with NumPy's broadcasting; None where CuPy has to compute.
+    """Return the result of EXPRESSIONS[name] with NumPy's broadcasting; None if there is no kernel.
 
-    Operands have one type, but for the condition of "where". out: of the result's shape and type.
-    It may be an operand of that shape.
+    There is none for operands of several types (but the condition of "where"), of a type that the
+    expression does not take, or on another device. out: an array of the result's shape and type to
+    write, maybe an operand.
     """
     backend, ready = BACKENDS.get(type(operands[0])), None
     is_one = len(set(map(type, operands))) == 1
@@ -91,12 +91,12 @@ def compute(name: str, operands: Sequence[Array], out: Array = None) -> Array | 
 
 
 def copy(x: Array) -> Array | None:
-    """A C-contiguous copy; None where CuPy has to make it."""
+    """Return a C-contiguous copy; None where there is no kernel for it."""
     return compute("copy", (x,))
 
 
 def dense(xp: Any, x: Any) -> Any:
-    """An array without gaps, as operators take it; anything else as it is."""
+    """Return an array C-contiguous, copied if need be; anything else as it is."""
     flags = getattr(x, "flags", None)
     if flags is None or flags.c_contiguous:
         return x
@@ -105,18 +105,18 @@ def dense(xp: Any, x: Any) -> Any:
 
 
 class _Ready(NamedTuple):
-    """A launch over operands of one form and a result."""
+    """A prepared launch, for operands of certain types, shapes and strides on one device."""
 
     plan: ReadyPlan
-    make: Any  # makes a result
-    device: int
+    make: Any  # make() allocates a result
+    device: int  # its number
 
 
 class _Places(NamedTuple):
-    """Where operands have the elements of a result, whose dimensions are merged where they can be.
+    """The dimensions of a result, merged where they can be, and the operands' strides in them.
 
-    strides: of each operand, in elements, 0 where it is repeated. lines: which operands go along
-    the last dimension.
+    strides[i][d]: of operand i along dimension d, in elements, 0 where it is broadcast. lines[i]:
+    True if operand i is not broadcast along the last dimension.
     """
 
     extents: tuple[int, ...]
@@ -129,11 +129,15 @@ class _Places(NamedTuple):
 
 @functools.lru_cache(_KEPT)
 def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | None:
-    """The launch of an expression; infos: of the operands, and of the result if it is there."""
+    """Return the launch of EXPRESSIONS[name]; None if no kernel fits these types and shapes.
+
+    infos: of the operands, and of `out` if has_out; each is (backend, dtype, shape, is 16-byte
+    aligned, strides or None, device).
+    """
     operands = infos[: len(infos) - has_out]
     backend, dtype, *_, device = operands[-1]
     wanted = [BOOL if name == "where" and i == 0 else dtype for i in range(len(operands))]
-    types = [_WORDS.get(dtype.itemsize, dtype)] if name == "copy" else wanted
+    types = [_WORDS.get(dtype.itemsize, dtype)] if name == "copy" else wanted  # in the kernel
     is_ours = [info[1] for info in operands] == wanted and types[-1] in EXPRESSIONS[name].dtypes
     try:
         shape = np.broadcast_shapes(*(info[2] for info in operands))
@@ -157,7 +161,10 @@ def _prepared(name: str, infos: tuple[Info, ...], has_out: bool) -> _Ready | Non
 
 
 def _strides(info: Info, shape: tuple[int, ...]) -> list[int]:
-    """Strides of an operand in elements, for each dimension of the result."""
+    """Return an operand's strides in elements along each dimension of the result, 0: broadcast.
+
+    info: (backend, dtype, shape, is aligned, strides in bytes or None for C order, device).
+    """
     _, dtype, own, _, strides, _ = info
     if strides is None:
         steps = [math.prod(own[i + 1 :]) for i in range(len(own))]
@@ -168,8 +175,11 @@ def _strides(info: Info, shape: tuple[int, ...]) -> list[int]:
 
 
 def _merged(shape: tuple[int, ...], strides: Sequence[list[int]]) -> _Places:
-    """The dimensions of more than one element, merged where all operands go on from one to the
-    next as within one."""
+    """Return the dimensions without those of extent 1, neighbours merged into one where possible.
+
+    Dimensions d and d + 1 become one if strides[d] = strides[d + 1] * extent[d + 1] in all
+    operands: (4, 5) with strides (5, 1) and (0, 0) is (20,) with 1 and 0. strides: of each operand.
+    """
     extents: list[int] = []
     steps: list[tuple[int, ...]] = []
     for extent, own in zip(shape, zip(*strides, strict=True), strict=True):
@@ -187,7 +197,12 @@ def _merged(shape: tuple[int, ...], strides: Sequence[list[int]]) -> _Places:
 
 
 def _vector(places: _Places, itemsize: int) -> int:
-    """Elements of a thread: as many as fit into 16 bytes, where operands have them side by side."""
+    """Return how many elements a thread computes: 16 bytes of them, or 1.
+
+    More than 1 needs operands that are contiguous or broadcast along the last dimension, whose
+    extent and other strides are multiples of n. places: the result's dimensions and the operands'
+    strides. itemsize: bytes of the largest element.
+    """
     n = VEC_NBYTES // itemsize
     outer = [step for own in places.strides if own[-1] for step in own[:-1]]
     fits = len(places.extents) == 1 or places.extents[-1] % n == 0
@@ -198,7 +213,11 @@ def _vector(places: _Places, itemsize: int) -> int:
 def _launch(
     name: str, types: Sequence[Dtype], shape: tuple[int, ...], places: _Places, n: int
 ) -> tuple[Launch, Source]:
-    """The launch, in which lines count in vectors of n elements, and its kernel."""
+    """Return the launch, and the source of its kernel.
+
+    types: of the operands, the last one's is the result's. shape: of the result. n: elements of a
+    thread; extents and strides of dimensions are passed in vectors of n elements.
+    """
     y = types[-1]
     specs = [Spec(shape, t, place=i) for i, t in enumerate((*types, y))]
     *outer, last = places.extents
@@ -206,7 +225,7 @@ def _launch(
         [*(step // n if own[-1] else step for step in own[:-1]), own[-1]] for own in places.strides
     ]
     size = math.prod(places.extents)
-    args = (
+    args = (  # as the kernel's parameters: arrays, size, extents but the first, strides
         *specs,
         size,
         *outer[1:],
@@ -221,24 +240,32 @@ def _launch(
 
 
 def _computed_in(dtype: Dtype) -> str:
-    """The type of the arithmetic: float32 for half types, as NumPy rounds them."""
+    """Return the C type of the arithmetic: float for half types, as NumPy rounds them."""
     types = element_type(dtype)
     return types.accumulator if dtype in FLOATS else types.c_type
 
 
 @functools.lru_cache(_KEPT)
 def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) -> Source:
-    """The kernel of an expression over operands of which some go along the last dimension."""
+    """Return the source of a kernel for EXPRESSIONS[name].
+
+    header: includes. rank: of merged dimensions. n: elements of a thread. lines[i]: True if operand
+    i varies along the last dimension.
+    Operand i is `const Ti* xi`, with strides si_0, si_1, ...; e1, e2, ... are extents.
+    """
     which = range(len(lines))
     pointers = [f"const T{i}* x{i}" for i in which]
     extents = [f"u32 e{d}" for d in range(1, rank)]
     steps = [f"i64 s{i}_{d}" for i in which for d in range(rank)]
     parameters = ", ".join([*pointers, "TY* y", "u64 size", *extents, *steps])
+    # The thread's index is taken apart into one of each dimension, the last first; pi is the sum of
+    # these times the strides of operand i.
     places = "".join(f"i64 p{i} = 0; " for i in which) + "u32 rest = i, k;\n"
     for d in reversed(range(1, rank)):
         adds = "".join(f" p{i} += (i64)k * s{i}_{d};" for i in which)
         places += f"    k = rest % e{d}; rest /= e{d};{adds}\n"
     places += "   " + "".join(f" p{i} += (i64)rest * s{i}_0;" for i in which)
+    # Code that loads an operand's vector, picks element k of it, and element j of the remainder.
     loads, picks, rests = "", "", ""
     for i, along in enumerate(lines):
         letter, kind = "abc"[i], "bool" if name == "where" and i == 0 else "ACC"
@@ -252,7 +279,7 @@ def _source(name: str, header: str, rank: int, n: int, lines: tuple[bool, ...]) 
     text = EXPRESSIONS[name].text
     names = (*(f"T{i}" for i in which), "TY", "ACC")
     types = "\n".join(f"using {each} = CTO_{each};" for each in names)
-    has_rest = rank == 1 and n > 1
+    has_rest = rank == 1 and n > 1  # one more thread does the elements behind the last vector
     rest = f"for (u64 j = size / N * N; j < size; ++j) {{ {rests}y[j] = (TY)({text}); }}"
     code = _KERNEL.format(
         n=n, parameters=parameters, places=places, loads=loads, picks=picks, symbol=SYMBOL,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Graphs written as ONNX models."""
+"""Graphs written as ONNX models. `helper` is the module onnx.helper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_OPSET = 1  # of domains beside ONNX's own
 
 
 def model_of(graph: Graph, name: str) -> Any:
-    """The ModelProto of a graph."""
+    """Return a ModelProto of a graph; name: of its GraphProto."""
     onnx = onnx_package()
     helper = onnx.helper
     versions = dict.fromkeys(_domains(graph), OTHER_OPSET)
@@ -39,7 +39,10 @@ def model_of(graph: Graph, name: str) -> Any:
 
 
 def with_inferred(graph: Graph) -> Graph:
-    """The graph with the types and shapes that ONNX infers for its values."""
+    """Return the graph with the types and shapes that ONNX infers for its values, where it can.
+
+    Large constants are inputs meanwhile, so that they are not serialized.
+    """
     large = {n: a for n, a in graph.constants.items() if a.size > MOST_ELEMENTS}
     inputs = (*graph.inputs, *(Value(n, a.dtype, a.shape) for n, a in large.items()))
     small = {n: a for n, a in graph.constants.items() if n not in large}
@@ -56,19 +59,19 @@ def with_inferred(graph: Graph) -> Graph:
 
 
 def _domains(graph: Graph) -> set[str]:
-    """The domains of nodes beside ONNX's own, of those in subgraphs as well."""
+    """Return the domains of nodes beside ONNX's own, of those in subgraphs as well."""
     domains = {node.domain for node in graph.nodes if not node.is_standard}
     parts = (part for node in graph.nodes for part in subgraphs(node).values())
     return domains.union(*map(_domains, parts))
 
 
 def _node(helper: Any, node: Node) -> Any:
-    """Return the proto of a node; what a subgraph reads from outside is no input of it."""
+    """Return a NodeProto; captured values, our nodes' last inputs, are no inputs of it."""
     n = len(node.inputs) - max((g.n_captured for g in subgraphs(node).values()), default=0)
     ends = node.inputs[:n], node.outputs
     proto = helper.make_node(node.op_type, *ends, name=node.name, domain=node.domain)
     for key, value in sorted({**node.attributes, **parts_around(node)}.items()):
-        is_empty = isinstance(value, tuple) and not value  # and does not show of what it is
+        is_empty = isinstance(value, tuple) and not value  # its elements' type is not known
         kind = onnx_package().AttributeProto.INTS if is_empty else None
         made = _attribute_value(helper, value, key)
         proto.attribute.append(helper.make_attribute(key, made, attr_type=kind))
@@ -76,14 +79,14 @@ def _node(helper: Any, node: Node) -> Any:
 
 
 def _attribute_value(helper: Any, value: Any, name: str) -> Any:
-    """An attribute's value as ONNX writes it: arrays and subgraphs as protobufs."""
+    """Return an attribute's value as ONNX writes it: arrays and subgraphs as protobufs."""
     if isinstance(value, np.ndarray):
         return tensor_of("", value)
     return _subgraph(helper, value, name) if isinstance(value, Graph) else value
 
 
 def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
-    """A graph in an attribute, without what it reads of the graph around it."""
+    """Return the GraphProto of a subgraph; captured values are no inputs of it."""
     own = graph.inputs[: len(graph.inputs) - graph.n_captured]
     return helper.make_graph(
         [_node(helper, node) for node in graph.nodes],
@@ -96,6 +99,7 @@ def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
 
 
 def _value(helper: Any, item: Value) -> Any:
+    """Return the ValueInfoProto of a declaration."""
     number = _number(helper, item.dtype)
     if item.is_sequence:
         return helper.make_tensor_sequence_value_info(item.name, number, None)
@@ -103,7 +107,7 @@ def _value(helper: Any, item: Value) -> Any:
 
 
 def _known_values(helper: Any, graph: Graph) -> list[Any]:
-    """Types and shapes of values inside the graph."""
+    """Return ValueInfoProtos of values inside the graph whose type is known."""
     ends = {item.name for item in (*graph.inputs, *graph.outputs)} | graph.constants.keys()
     made = {name for node in graph.nodes for name in node.outputs if name} - ends
     return [

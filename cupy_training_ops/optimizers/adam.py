@@ -58,7 +58,7 @@ class SGD(Optimizer):
     Source: this package; GradientNorm, SGDOptimizerList and SGDMomentumList do the work.
     """
 
-    moments: tuple[str, ...] = ()
+    moments: tuple[str, ...] = ()  # without momentum
     counts = False
 
     def __init__(
@@ -75,6 +75,14 @@ class SGD(Optimizer):
         low_precision: ArraysOrNone | None = None,
         rounding_seed: int | None = None,
     ) -> None:
+        """Check the arguments; choose the operator of a step, with momentum MomentumStep.
+
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. momentum, dampening, weight_decay, nesterov, maximize: as in
+        PyTorch's SGD. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. rounding_seed: rounds bfloat16
+        parameters at random.
+        """
         momentum = check_number("SGD", "momentum", not_negative, momentum)
         dampening = check_number("SGD", "dampening", finite, dampening)
         weight_decay = check_number("SGD", "weight_decay", positive_or_zero, weight_decay)
@@ -99,6 +107,10 @@ class SGD(Optimizer):
 
 
 def _checked_seed(optimizer: str, value: int | None) -> int | None:
+    """Return a rounding_seed as an int in [0, 2^64), or None; raise ArgumentError for others.
+
+    optimizer: the class name in the error.
+    """
     return None if value is None else int(check_number(optimizer, "rounding_seed", seed, value))
 
 
@@ -142,13 +154,21 @@ class Adam(Optimizer):
         moment_dtype: DTypeLike | None = None,
         rounding_seed: int | None = None,
     ) -> None:
+        """Check the arguments; choose the operator of a step, with amsgrad AMSGradStep.
+
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas, epsilon (eps there), weight_decay, amsgrad, maximize: as in
+        PyTorch's Adam. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. moment_dtype: None for float32
+        (float64). rounding_seed: rounds bfloat16 parameters at random.
+        """
         alpha, beta = check_betas("Adam", betas)
         op = (AMSGradStep if amsgrad else AdamStep)(
             alpha=alpha,
             beta=beta,
             epsilon=epsilon,
             lambda_=check_number("Adam", "weight_decay", positive_or_zero, weight_decay),
-            weight_decay_mode=2,
+            weight_decay_mode=2,  # added to the gradient
             maximize=maximize,
             max_norm_clip=math.inf,
             rounding_seed=_checked_seed("Adam", rounding_seed),
@@ -196,7 +216,7 @@ class AdamW(Optimizer):
 
     over_ranks: ClassVar[type[AdamW]]  # the class of an AdamW with a group
 
-    if TYPE_CHECKING:  # what that class takes more
+    if TYPE_CHECKING:  # methods of that class, which have more parameters than the base's
 
         def state_dict(self, sharded: bool = False) -> State: ...
         def load_state_dict(self, state: State | Sequence[State]) -> None: ...
@@ -206,6 +226,7 @@ class AdamW(Optimizer):
         def load(self, file: StrPath | BinaryFile | Sequence[StrPath | BinaryFile]) -> None: ...
 
     def __new__(cls, *_: object, group: object = None, **__: object) -> Self:
+        """Make an instance of `over_ranks` if there is a group; a subclass stays what it is."""
         if cls is AdamW and group is not None:
             return super().__new__(cls.over_ranks)  # type: ignore[return-value]
         return super().__new__(cls)
@@ -227,6 +248,15 @@ class AdamW(Optimizer):
         maximize: bool = False,
         rounding_seed: int | None = None,
     ) -> None:
+        """Check the arguments; choose the operator of a step, with `state` AdamWCodedStep.
+
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas, epsilon (eps there), weight_decay, amsgrad, maximize: as in
+        PyTorch's AdamW. names: texts that name the parameters in a state. low_precision: for each
+        parameter a float16 or bfloat16 copy to write too, or None. moment_dtype: None for float32
+        (float64). state: moments of 8 or 4 bits each. group: None here, as `__new__` makes another
+        class with one. rounding_seed: rounds bfloat16 parameters at random.
+        """
         if group is not None:
             refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
         alpha, beta = check_betas("AdamW", betas)
@@ -254,7 +284,10 @@ AdamW.__signature__ = inspect.Signature(_arguments)  # type: ignore[attr-defined
 
 
 def _codes(state: str | None, moment_dtype: object) -> Codes | None:
-    """The codes of moments with state="8bit" or "4bit"; None where moments are numbers."""
+    """Return the storage of moments for AdamW's `state`: codes of 8 or 4 bits; None for None.
+
+    Raises ArgumentError for another `state`, or if a moment_dtype is passed beside it.
+    """
     if state is None:
         return None
     if state not in BITS:
@@ -297,6 +330,14 @@ class Lamb(Optimizer):
         low_precision: ArraysOrNone | None = None,
         moment_dtype: DTypeLike | None = None,
     ) -> None:
+        """Check the arguments; store the rates for `_operator`, which makes a step's LambStep.
+
+        parameters: list of arrays, updated in place. lr: a number, or an array of one element,
+        which each step reads. betas, epsilon, weight_decay: as in AdamW. ratio_limits: (least,
+        greatest) factor |p| / |d| of a parameter's step. names: texts that name the parameters in a
+        state. low_precision: for each parameter a float16 or bfloat16 copy to write too, or None.
+        moment_dtype: None for float32 (float64).
+        """
         alpha, beta = check_betas("Lamb", betas)
         weight_decay = check_number("Lamb", "weight_decay", finite, weight_decay)
         ratio_min, ratio_max = check_limits("Lamb", ratio_limits)
@@ -307,11 +348,13 @@ class Lamb(Optimizer):
         super().__init__(self._operator(None), parameters, lr, names, low_precision, moment_dtype)
 
     def _variant(self, max_norm: Any) -> object:
+        """Return max_norm, an attribute of the operator here; refuse one that is an array."""
         if max_norm is not None and type(max_norm) not in (int, float):
             refuse("Lamb", "max_norm", "a number", shown(max_norm))
         return max_norm
 
     def _operator(self, max_norm: Any) -> LambStep:
+        """Return a new operator that clips all gradients to the norm max_norm; None: to none."""
         limit = math.inf
         if max_norm is not None:
             limit = check_number("Lamb", "max_norm", above_zero, max_norm)

@@ -51,45 +51,54 @@ from .steps import NormUpdate, uncoded
 from .whole import Whole
 
 Arrays = tuple[Any, ...]
-Names = Sequence[str]
+Names = Sequence[str]  # one for each parameter
 
-_MAX_BOUND = 64  # calls that differ in which gradients are None
-_WHOLE = Part((), None)  # of optimizers that count no steps
-_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
+_MAX_BOUND = 64  # cached calls of an optimizer: they differ in which gradients are None
+_WHOLE = Part((), None)  # all parameters of an optimizer that counts no steps
+_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # arguments of a step, in this order
 _AT = {name: i for i, name in enumerate(_GIVEN)}
-_DECLARED = (
+_DECLARED = (  # the arguments of a step, as an operator declares its inputs
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
 )
+# The constructor's lists of arrays; EVERY: the parameters, then the arguments of a step.
 CLOSED = tuple(replace(_DECLARED[0], name=name) for name in ("parameters", "low_precision"))
 EVERY = (CLOSED[0], *_DECLARED)
+# Functions that make keys of a step's arguments, by which it is compared with the next.
 _READERS = tuple(map(reader, _DECLARED))
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy's as Python's."""
+    """Return a NumPy scalar as a Python number; any other value as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 class Step(NamedTuple):
-    """A step of certain gradients, which may come again."""
+    """The prepared calls of a step, which a later step with the same gradients launches again."""
 
-    known: SameArrays | None  # None where none of them can be known again
-    variant: object
-    norm: CheckedCall | None  # of gradients whose parameters have several counts
-    updates: Sequence[CheckedCall]
+    known: SameArrays | None  # record of the arguments; None if a step can never be repeated
+    variant: object  # `_variant` of the operator
+    norm: CheckedCall | None  # measures the norm of all gradients, if there are several updates
+    updates: Sequence[CheckedCall]  # each of parameters with one count of steps
 
     def has(self, variant: object, given: Arrays) -> bool:
-        """Return True if a step that is given this is the same."""
+        """Return True if these calls can make a step with other arguments.
+
+        variant: `_variant` for its max_norm. given: its (gradients, lr, loss_scale, max_norm).
+        """
         return self.known is not None and variant == self.variant and self.known.has(given)
 
     @property
     def over_tensors(self) -> bool:
-        """Return True if arrays are tensors, whose current stream the calls find themselves."""
+        """Return True if arrays are PyTorch tensors: calls run on PyTorch's current stream."""
         return all(call.over_tensors for call in self.updates)
 
     def launch(self, given: Arrays, whole: Whole) -> None:
-        """The step, with the numbers that it is given."""
+        """Launch the norm, then all updates, with the numbers in `given`.
+
+        given: (gradients, lr, loss_scale, max_norm). whole: is marked as torn while only some of
+        the updates are launched.
+        """
         if self.norm is not None:
             self.norm()
         writes = []
@@ -99,26 +108,41 @@ class Step(NamedTuple):
 
 
 def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
-    """The numbers of a step that an update takes anew."""
+    """Return {"lr": ..., ...}: the numbers of a step that a call replaces.
+
+    given: (gradients, lr, loss_scale, max_norm).
+    """
     return {name: given[_AT[name]] for name in call.changing}
 
 
 def known_of(backend: Backend, gradients: Arrays) -> SameArrays | None:
-    """A record of the gradients, which the next step's are compared with."""
+    """Return a record of a step's arguments, to compare with the next step's.
+
+    gradients: (gradients, lr, loss_scale, max_norm) of the step. Arrays are the same if they are
+    the same objects; numbers may differ. None if arguments of this kind cannot be compared.
+    """
     return SameArrays.of(backend, _DECLARED, _READERS, gradients, by_memory=True)
 
 
-_MADE_ANEW = (  # by `__setstate__` and `_place`
+_MADE_ANEW = (  # attributes that are not pickled: `__setstate__` and `_place` make them
     "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
     "_bound", "_last", "_natively", "_watched", "_streams",
 )  # fmt: skip
 
 
 class Optimizer:
-    """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
+    """Base of SGD, Adam, AdamW and Lamb: parameters, moments, counts of steps, and the step.
 
-    moments: tuple[str, ...] = ("moment_1", "moment_2")
-    counts: bool = True
+    gradient_norm, is_finite: arrays of shape () on the device, which each step writes: the norm of
+    all gradients, and True if it is finite.
+
+    _weights, _copies: parameters and low_precision as arrays that operators take. _moments:
+    {moment: an array for each parameter}, stored as `_form` says. _whole: the lock of all these,
+    torn from the first write of a step to the last.
+    """
+
+    moments: tuple[str, ...] = ("moment_1", "moment_2")  # names, each of an array a parameter
+    counts: bool = True  # steps are counted, for each parameter
     _counts: Counts | None
 
     def __init__(
@@ -131,11 +155,20 @@ class Optimizer:
         moment_dtype: object = None,
         codes: Codes | None = None,
     ) -> None:
+        """Check arguments; allocate the moments, which are 0, and the counts of steps.
+
+        op: the operator of a step. parameters: list of arrays, updated in place. lr: a number, or
+        an array of one element, which each step reads. names: of the parameters in a state, or None
+        for "0", "1", ... low_precision: for each parameter a copy of 16 bits to write too, or None.
+        codes: storage of moments as codes of few bits; None: as numbers of moment_dtype, by default
+        float32 (float64 for float64 parameters).
+        """
         self._op = op
         refuse_mixed(type(self).__name__, CLOSED, (parameters, low_precision), ())
+        # True if all are PyTorch tensors on a GPU, which operators take as they are.
         self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters = tuple(parameters)
+        self.parameters = tuple(parameters)  # the caller's own objects
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
         self.names = self._checked_names(names)
@@ -154,7 +187,12 @@ class Optimizer:
         self._place()
 
     def _place(self) -> None:
-        """Sort the operator's inputs by who has them: lists, own arrays, the caller of a step."""
+        """Sort the operator's inputs by who has them, and forget all prepared calls.
+
+        _lists: by input, one array for each parameter, or None. _own: by input, one array of this
+        optimizer. _open_inputs: names of inputs that are arguments of `step`. _outputs: names of
+        outputs that an update writes.
+        """
         declared = [item.name for item in self._op.inputs]
         own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite}
         self._lists: dict[str, Arrays | None] = {
@@ -164,20 +202,21 @@ class Optimizer:
         }
         self._own = {name: array for name, array in own.items() if name in declared}
         self._open_inputs = [name for name in _GIVEN if name in declared]
-        taken = {"is_finite", "gradients"}  # the gradients stay as they are
-        self._outputs = [o.name for o in self._op.outputs if o.aliases not in taken]
+        unwritten = {"is_finite", "gradients"}  # the gradients stay as they are
+        self._outputs = [o.name for o in self._op.outputs if o.aliases not in unwritten]
         self._every = tuple(range(len(self._weights)))
         self._backend = info(self._weights[0])[0]
         self._bound: dict[object, OpenCall] = {}
         self._last: Step | None = None
         callers = (*self.parameters, *(self._given_copies or ()))
-        self._watched = Watched(tuple(filter(is_tensor, callers)))
+        self._watched = Watched(tuple(filter(is_tensor, callers)))  # notices moved tensors
 
     def __getstate__(self) -> dict[str, object]:
-        """Without calls, which know arrays by their addresses, and views of the caller's arrays."""
+        """Return attributes to pickle: no calls, as they store addresses, no views of arrays."""
         return {k: v for k, v in vars(self).items() if k not in _MADE_ANEW}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore pickled attributes, also an older version's, and make the others anew."""
         vars(self).update(state)
         if "_whole" not in state:
             self._take_old()
@@ -186,7 +225,8 @@ class Optimizer:
             self._take_old_codes(self._form)
 
     def _take_old(self) -> None:
-        """Go on from an old pickle: one step for all parameters, no record of a torn write."""
+        """Convert an old pickle: `_step`, the number of the next step for all parameters, becomes
+        counts by parameter, and `_whole`, which it lacks, is made."""
         step, n = vars(self).pop("_step"), len(self.parameters)
         self._counts = Counts(step, n) if self.counts else None
         if self._counts is not None:
@@ -194,14 +234,14 @@ class Optimizer:
         self._whole = Whole(type(self).__name__)
 
     def _take_old_codes(self, form: Codes) -> None:
-        """Go on from moments in codes of an older version."""
+        """Convert moments from an older version's 8-bit codes to this version's."""
         pairs = enumerate(self._weights)
         renewed = [form.renewed(self._moments_of(i), weight) for i, weight in pairs]
         self._moments = {m: tuple(own[m] for own in renewed) for m in self.moments}
         self._place()
 
     def _adopt_again(self) -> None:
-        """Adopt parameters and copies where they are now."""
+        """Take the caller's arrays anew, as a tensor may have got other memory; forget calls."""
         given = self._given_copies
         self._natively = are_native(CLOSED, (self.parameters, given), ())
         self._weights = self._adopt("parameters", self.parameters)
@@ -270,7 +310,7 @@ class Optimizer:
         return state
 
     def _moments_of(self, place: int) -> dict[str, Any]:
-        """The moments of a parameter, by name."""
+        """Return {moment's name: its array} of parameters[place]."""
         return {moment: arrays[place] for moment, arrays in self._moments.items()}
 
     def load_state_dict(self, state: State) -> None:
@@ -284,7 +324,10 @@ class Optimizer:
         self._load(state, {m: [on_host(state[m][n]) for n in self.names] for m in self.moments})
 
     def _load(self, state: State, moments: Mapping[str, Sequence[HostArray]]) -> None:
-        """Write a state that was checked, with these elements of its moments."""
+        """Write a checked state into the optimizer's arrays.
+
+        state: of which only "step" is read. moments: {moment: an array for each parameter}.
+        """
         with self._whole.lock:
             self._last, self._whole.is_torn = None, True
             if self._counts is not None:
@@ -311,31 +354,34 @@ class Optimizer:
         """
         self.load_state_dict(states.load(file, self._layout))
 
-    # ---- what a class of optimizers writes -------------------------------------------------------
+    # ---- what a class of optimizers may override -------------------------------------------------
 
     def _operator(self, max_norm: Any) -> Op:
-        """The operator of a step: another one for each list, if the update has scratch memory."""
+        """Return the operator for an update of some parameters; max_norm: of the step.
+
+        Lamb makes a new one for each such list, as it has scratch memory of that list's size.
+        """
         return self._op
 
     def _variant(self, max_norm: Any) -> object:
-        """A key of the operator, where there are several."""
+        """Return the cache key of `_operator(max_norm)`; None if the operator never differs."""
         return None
 
     def _outputs_of(self, places: Places) -> list[str]:
-        """The operator's outputs in a step of these parameters."""
+        """Return names of the outputs that the update of parameters with these indices writes."""
         return self._outputs
 
     # ---- steps -----------------------------------------------------------------------------------
 
     def _as_tuple(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of a list of the caller's own class, which may fail as it is read again."""
+        """Read a list of the caller's own class once: its reading may differ or fail later."""
         self._check_length("gradients", gradients)
         return tuple(gradients)
 
     def _make_step(self, given: Arrays) -> None:
-        """Launch the step before once more, if it had the same gradients; else a new one.
+        """Launch the previous step's calls again if its gradients were the same; else new ones.
 
-        given: the gradients, one or None for each parameter, then lr, loss_scale and max_norm.
+        given: (gradients, lr, loss_scale, max_norm); gradients: one or None for each parameter.
         """
         last = self._last
         if not self._watched.are_same():
@@ -354,15 +400,17 @@ class Optimizer:
                 step.launch(given, self._whole)
 
     def _raise_versions(self, gradients: Sequence[Any]) -> None:
-        """Let autograd know of the tensors that a step wrote."""
-        every = *self.parameters, *(self._given_copies or ())
+        """Raise autograd's version counters of the tensors that a step wrote."""
+        every = *self.parameters, *(self._given_copies or ())  # copies: one a parameter, or none
         pairs = zip(every, itertools.cycle(gradients), strict=False)
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
     def _new_step(self, given: Arrays) -> Step | None:
-        """Make a step for other gradients than the step before's; None if all of them are None.
+        """Check the arguments of a step, prepare its calls; return None if all gradients are None.
 
-        given: as of `_make_step`.
+        given: (gradients, lr, loss_scale, max_norm). One call updates all parameters if they have
+        one count of steps and store moments alike; else one call measures the norm, and one updates
+        each part (`_by_parts`).
         """
         places, gradients = self._with_gradients(given[0])
         if not gradients:
@@ -370,7 +418,7 @@ class Optimizer:
         self._last = None  # its updates count by parts, which `of` may take apart
         parts = [_WHOLE] if self._counts is None else self._alike(self._counts.of(places))
         norm, updates = None, list[CheckedCall]()
-        if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:
+        if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:  # all or none
             updates = [self._update_call(Part(places, parts[0].count), gradients, given)]
         if len(parts) > 1:  # that call, which checked the gradients of all parts, is not made
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
@@ -381,9 +429,9 @@ class Optimizer:
         return step
 
     def _alike(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts, each taken apart where only some of its parameters have moments in codes.
+        """Divide each part in two if only some of its parameters store their moments as codes.
 
-        The last one's update counts the step.
+        The update of the second, those with codes, adds 1 to the count that both share.
         """
         alike = list[Part]()
         for part in parts:
@@ -398,7 +446,10 @@ class Optimizer:
     def _by_parts(
         self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
     ) -> tuple[CheckedCall, list[CheckedCall]]:
-        """The call that measures the norm of all gradients, and the update of each part by it."""
+        """Return (the call that measures the norm of all gradients, an update for each part).
+
+        gradients: by the index of their parameter. given: (gradients, lr, loss_scale, max_norm).
+        """
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
             self._update_call(part, [gradients[i] for i in part.places], given, is_told=True)
@@ -410,8 +461,9 @@ class Optimizer:
     ) -> CheckedCall:
         """Return the update of a part's parameters, after all checks.
 
-        gradients: of these parameters, none of them None. given: as of `_make_step`. is_told: the
-        norm was measured by a call before.
+        gradients: one for each of these parameters, none of them None. given: (unread, lr,
+        loss_scale, max_norm). is_told: the update reads gradient_norm, which another call wrote,
+        and does not measure it itself.
         """
         named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
         call = self._open(part, given[-1], is_told)
@@ -420,16 +472,17 @@ class Optimizer:
         except (ArgumentError, DtypeError) as error:
             if part.places == self._every:
                 raise
-            if is_told:  # of a part, whose gradients are counted apart
+            if is_told:  # "gradients[k]" counts within the part: name the parameter's place
                 places = re.compile(r"gradients\[(\d+)\]")
                 own = places.sub(lambda m: f"gradients[{part.places[int(m[1])]}]", str(error))
                 raise type(error)(own) from None
             raise type(error)(f"{error} (counted without those whose gradient is None)") from None
 
     def _open(self, part: Part, max_norm: Any, is_told: bool) -> OpenCall:
-        """The update of a part's parameters; gradients and numbers of a step are left open.
+        """Return the cached call that updates a part's parameters, or make it.
 
-        is_told: the norm is measured by a call of its own, before.
+        Gradients and numbers of a step are left open: they are passed to `checked`. is_told:
+        another call writes gradient_norm, which the update reads. max_norm: of the step.
         """
         key = part.places, id(part.count), part.counts, is_told, self._variant(max_norm)
         call = self._bound.get(key)
@@ -442,6 +495,7 @@ class Optimizer:
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
             if self._form.name and not self._form.is_coded(self._weights[part.places[0]]):
                 op = uncoded(op)
+            # Without the norm: AdamWUpdate in place of AdamWStep.
             op = type(op).update(**op.attribute_values) if is_told else op  # type: ignore[attr-defined]
             outputs = self._outputs_of(part.places)
             outputs = outputs if part.counts else [name for name in outputs if name != "new_T"]
@@ -450,7 +504,7 @@ class Optimizer:
         return call
 
     def _norm(self) -> OpenCall:
-        """The norm of gradients, which are left open."""
+        """Return the call that writes gradient_norm and is_finite; its gradients are left open."""
         call = self._bound.get("norm")
         if call is None:
             out = self.gradient_norm, self.is_finite
@@ -458,16 +512,19 @@ class Optimizer:
         return call
 
     def _keep(self, key: object, call: OpenCall) -> OpenCall:
-        """A call that is bound, for other steps."""
+        """Put a call into the cache, which is emptied first if it is full; return it."""
         if self._natively:
-            call = call.trusting()  # `_watched` has them
+            call = call.trusting()  # `_watched` looks for changed tensors
         if len(self._bound) >= _MAX_BOUND:
             self._bound.clear()
         self._bound[key] = call
         return call
 
     def _with_gradients(self, gradients: Sequence[Any]) -> tuple[Places, Sequence[Any]]:
-        """The places of parameters with gradients, and the gradients, of the right shapes."""
+        """Return (indices of the gradients that are not None, these gradients as arrays).
+
+        gradients: one or None for each parameter; a list of another length is refused.
+        """
         self._check_length("gradients", gradients)
         places, present = self._every, gradients
         if any(map(is_, gradients, itertools.repeat(None))):
@@ -482,12 +539,16 @@ class Optimizer:
 
     @property
     def _layout(self) -> Layout:
+        """The layout that a state of this optimizer has."""
         shapes = {n: tuple(p.shape) for n, p in zip(self.names, self._weights, strict=True)}
         moments = dict.fromkeys(self.moments, self._form.dtype)
         return Layout(type(self).__name__, shapes, moments, self.counts)
 
     def _adopt(self, argument: str, arrays: Sequence[Any]) -> Arrays:
-        """A list of arrays in forms that have a backend."""
+        """Return the caller's arrays as ones that operators accept, such as CuPy's for DLPack's.
+
+        Raises ArgumentError if it is no list, or an array is read-only. argument: its name there.
+        """
         if not isinstance(arrays, list | tuple):
             refuse(type(self).__name__, argument, "a list", type(arrays).__name__)
         name = type(self).__name__
@@ -513,12 +574,16 @@ class Optimizer:
         return dtype
 
     def _refuse_rounding(self, seed: int | None) -> None:
-        """Refuse a seed of roundings for parameters that are not bfloat16."""
+        """Refuse a rounding_seed for parameters that are not bfloat16."""
         if seed is not None:
             refuse_rounding(type(self).__name__, self._dtype())
 
     def _moment_dtype(self, given: object, wide: Dtype) -> Dtype:
-        """`wide`, or what is given: float16 has no room for the squares of gradients below 2e-4."""
+        """Return the dtype of moments: `given`, or `wide` for None.
+
+        wide: float32, or float64 for float64 parameters. Allowed are `wide`, and bfloat16 beside
+        float32; in float16 the square of a gradient below 2e-4 would be 0.
+        """
         dtype = wide if given is None else to_dtype(given)
         allowed = (wide,) if wide == FLOAT64 else (wide, BFLOAT16)
         if dtype not in allowed:
@@ -528,7 +593,7 @@ class Optimizer:
         return dtype
 
     def _checked_rate(self, lr: Any) -> Any:
-        """A number that a step can be made with, or an array, which is read in each step."""
+        """Return lr, a number of at least 0 or an array, which each step reads; refuse others."""
         if lr is None:
             refuse(type(self).__name__, "lr", "a number or an array of 1 element", "None")
         if not is_number(lr):
@@ -552,6 +617,7 @@ class Optimizer:
         return tuple(names)
 
     def _check_length(self, argument: str, values: Any) -> None:
+        """Refuse values that are no list with one for each parameter; argument: their name."""
         n = len(self.parameters)
         if not isinstance(values, list | tuple):
             refuse(type(self).__name__, argument, "a list", type(values).__name__)

@@ -27,7 +27,7 @@ from .sharded import Means
 from .state import Places
 
 NAME = "GradientBuckets"
-MEGABYTE = 1e6
+MEGABYTE = 1e6  # bytes
 _GRADIENTS = EVERY[:1]
 _LAST = 4e6  # bytes of the last bucket, at most
 _MAX_PATTERNS = 256  # cached operators, one for each bucket and subset of it with gradients
@@ -36,8 +36,8 @@ _MAX_PATTERNS = 256  # cached operators, one for each bucket and subset of it wi
 class _Sent(NamedTuple):
     """A bucket's exchange without checks, for gradients of the same parameters and dtypes."""
 
-    calls: queue.Calls | None  # None for a rank alone
-    overlap: Overlap
+    calls: queue.Calls | None  # of NCCL; None for a rank alone
+    overlap: Overlap  # refuses gradients that share memory
 
 
 class GradientBuckets:
@@ -68,6 +68,12 @@ class GradientBuckets:
         megabytes: float = 100.0,
         optimizer: AdamW | None = None,
     ) -> None:
+        """Check arguments, and form buckets of the parameters, the last parameter's first.
+
+        parameters: list of arrays with the shapes and dtypes of the gradients. group: the ranks.
+        megabytes: largest bucket, in 10^6 bytes. optimizer: an AdamW over this group, if it takes
+        the means: then each rank averages only its own part.
+        """
         _check(parameters, group, megabytes, optimizer)
         assert optimizer is None or isinstance(optimizer, ShardedAdamW)
         self.group, self._optimizer = group, optimizer
@@ -78,9 +84,9 @@ class GradientBuckets:
         self._device = info(arrays[0])[5]
         self._is_on_gpu = self._device >= 0 and not isinstance(arrays[0], np.ndarray)
         self._streams = Cuda(self._device, first=True) if self._is_on_gpu else Streams()
-        self._ops: dict[Places, Any] = {}
-        self._sent: dict[object, _Sent] = {}
-        self._is_ordered = group.size == 1
+        self._ops: dict[Places, Any] = {}  # see `_operator`
+        self._sent: dict[object, _Sent] = {}  # by (places, then dtypes) of a bucket's gradients
+        self._is_ordered = group.size == 1  # False until `_follow` has arranged the buckets
         self._arrange(range(len(parameters))[::-1])
 
     def ready(self, place: int, gradient: Any) -> None:
@@ -134,13 +140,14 @@ class GradientBuckets:
     # ---- the order -------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[int]) -> None:
-        """Divide places in this order into buckets of neighbours, of at most `megabytes`.
+        """Divide the parameters into buckets of at most `megabytes`, and begin a step.
 
+        order: indices of all parameters; neighbours share a bucket, the first is sent first.
         The last bucket is sent when the backward pass is over, so it is small (_LAST); each one
         before it has up to twice the size of the next.
         """
         buckets: list[list[int]] = []
-        left, room = 0.0, min(_LAST, self._room)
+        left, room = 0.0, min(_LAST, self._room)  # bytes: of this bucket, of the next one
         for place in reversed(order):
             if left < self._sizes[place] or not buckets:
                 buckets.append([])
@@ -153,14 +160,17 @@ class GradientBuckets:
 
     def _begin(self) -> None:
         """Begin a step, without gradients."""
-        self._gradients: list[Any] = [None] * len(self._sizes)
-        self._adopted: list[tuple[Any, Info] | None] = [None] * len(self._sizes)
-        self._order: list[int] = []
-        self._missing = list(map(len, self._buckets))
+        self._gradients: list[Any] = [None] * len(self._sizes)  # the caller's, by place
+        self._adopted: list[tuple[Any, Info] | None] = [None] * len(self._sizes)  # (array, info)
+        self._order: list[int] = []  # places of gradients, as they became ready
+        self._missing = list(map(len, self._buckets))  # gradients, by bucket
         self._next = 0  # bucket to be sent
 
     def _follow(self, order: list[int]) -> None:
-        """After the first step, arrange buckets by the order of rank 0's gradients."""
+        """After the first step, arrange buckets by the order of rank 0's gradients.
+
+        order: indices of parameters, as this rank's gradients became ready.
+        """
         if not self._is_ordered:
             self._is_ordered = True
             others = [place for bucket in self._buckets for place in bucket if place not in order]
@@ -192,7 +202,10 @@ class GradientBuckets:
         self._begin()
 
     def _send_again(self, present: dict[int, tuple[Any, Info]]) -> bool:
-        """Send by the prepared exchange, without checks; return False if there is none."""
+        """Send by the prepared exchange, without checks; return False if there is none.
+
+        present: (array, info) of each gradient of the bucket, by the place of its parameter.
+        """
         infos = [own for _, own in present.values()]
         sent = self._sent.get((*present, *[own[1] for own in infos]))
         if sent is None:
@@ -207,7 +220,7 @@ class GradientBuckets:
     def _send_anew(self, present: dict[int, tuple[Any, Info]], streams_of: list[Any]) -> None:
         """Send by an operator's call, which the ranks compare, and prepare the next such send.
 
-        present: gradients, with their info, by the place of their parameter. streams_of: arrays
+        present: (array, info) of each gradient by the place of its parameter. streams_of: arrays
         whose streams the send waits for.
         """
         places, streams = tuple(present), self._streams
@@ -233,10 +246,11 @@ class GradientBuckets:
             self._streams.join(self._streams.current(), self._streams.mark())
 
     def _operator(self, places: Places) -> Any:
-        """Return the cached operator that averages the gradients of these parameters, or make it.
+        """Return the cached operator that averages gradients, or make it.
 
-        Parameters without gradients vary by step; a full cache is emptied, and with it the prepared
-        exchanges of its operators.
+        places: indices of their parameters, which vary by step. With an optimizer each rank gets
+        the means of its own part of the elements alone. A full cache is emptied, and with it the
+        prepared exchanges of its operators.
         """
         operator = self._ops.get(places)
         if operator is None:
@@ -252,7 +266,10 @@ class GradientBuckets:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _check_gradient(self, place: int, gradient: Any) -> tuple[Any, Info]:
-        """Refuse a gradient that does not fit its parameter; return (native array, metadata)."""
+        """Refuse a gradient that does not fit parameters[place]; return (array, its properties).
+
+        The array is one that operators take, over the gradient's memory.
+        """
         self.group.require_open(NAME)
         if type(place) is not int or not 0 <= place < len(self._sizes):
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
@@ -282,7 +299,8 @@ class GradientBuckets:
 def _check(
     parameters: Sequence[Any], group: ProcessGroup, megabytes: float, optimizer: AdamW | None
 ) -> None:
-    """Refuse arguments of GradientBuckets that are of another kind or do not fit together."""
+    """Refuse arguments of GradientBuckets() that are of another kind or do not fit together: the
+    optimizer has to be over this group, and of as many parameters."""
     if not isinstance(parameters, list | tuple) or not parameters:
         refuse(NAME, "parameters", "a list of at least one array", shown(parameters))
     if not isinstance(group, ProcessGroup):
@@ -299,9 +317,10 @@ def _check(
 
 
 def _home(device: int) -> str:
+    """Return words for where an array of this CUDA device is; -1: the host."""
     return f"an array on cuda device {device}" if device >= 0 else "one on the host"
 
 
 def _firsts(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
-    """Return the first rank's parts for every rank."""
+    """Return for each rank the messages that the first rank sent; of_ranks: those of each."""
     return [of_ranks[0]] * len(of_ranks)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Arrays that are divided among ranks: who has which elements, and what moves them.
+"""Arrays that are divided among ranks: who owns which elements, and operators that move them.
 
-Of each array every rank has an equal part, a multiple of a block, and one rank the tail behind the
-last part. So NCCL reduces and gathers arrays where they lie.
+Of each flat array every rank owns an equal part, a multiple of BLOCK elements, and one rank also
+the tail, the elements behind the last part. So NCCL reduces and gathers arrays in place:
+
+    1000 elements, 3 ranks: parts [0, 256), [256, 512), [512, 768), tail [768, 1000)
 """
 
 from __future__ import annotations
@@ -30,15 +32,20 @@ from ..process_group.engine import Answer, Part
 from ..rules.widening import cast
 
 BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
-# Some arrays are gathered while the next are updated: so often at most, so many bytes at least.
+# Some arrays are gathered while the next are updated: in at most so many turns, each of at least
+# so many bytes.
 MAX_TURNS, MIN_TURN = 4, 2**26
 
-Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
+Piece = tuple[int, int, int]  # (i, start, stop): elements [start, stop) of the i-th array, flat
 Arrays = Sequence[HostArray]
 
 
 def adopt_with_info(op: str, argument: str, value: Any) -> tuple[Any, Info]:
-    """An array and what is known of it: PyTorch's on a GPU as it is, others as adopted."""
+    """Return (array, its properties): a PyTorch tensor on a GPU as it is, others adopted.
+
+    Adopted is an array that operators accept, NumPy's or CuPy's, over the same memory. op and
+    argument name the value in errors.
+    """
     if is_tensor(value) and value.is_cuda:
         with contextlib.suppress(KeyError):  # a tensor of a form of its own, or of a subclass
             tensor_backend()
@@ -50,9 +57,10 @@ def adopt_with_info(op: str, argument: str, value: Any) -> tuple[Any, Info]:
 
 
 def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
-    """An array over the memory of another library's, as adopted.
+    """Return a NumPy or CuPy array over the memory of any library's array; None for None.
 
-    Of PyTorch's tensors on a GPU by their addresses alone: no stream waits for another.
+    PyTorch's tensors on a GPU are wrapped by address alone, so no stream waits for another. op and
+    argument name the value in errors.
     """
     if value is None:
         return None
@@ -65,16 +73,20 @@ def adopt_without_waiting(op: str, argument: str, value: Any) -> Any:
 
 
 class Split(NamedTuple):
-    """How arrays are divided, each of which is one of the parameters."""
+    """Division of a list of arrays, each of one parameter, among ranks: each rank has an equal part
+    of every array, and one rank also its tail, the rest."""
 
     n_ranks: int
-    places: tuple[int, ...]  # among the parameters
-    tails: tuple[int, ...]  # the rank that has the tail of each array
-    block: int = BLOCK
+    places: tuple[int, ...]  # of the i-th array: the index of its parameter
+    tails: tuple[int, ...]  # of the i-th array: the rank that owns its tail
+    block: int = BLOCK  # elements that the size of a part is a multiple of
 
     @classmethod
     def of(cls, sizes: Sequence[int], n_ranks: int) -> Self:
-        """The division of all parameters: each tail goes to the rank whose tails are smallest."""
+        """Return the division of all parameters, of these sizes in elements, among n_ranks.
+
+        Each tail goes to the rank that has the fewest elements in tails so far.
+        """
         loads, tails = [0] * n_ranks, []
         for size in sizes:
             tails.append(loads.index(min(loads)))
@@ -83,20 +95,21 @@ class Split(NamedTuple):
 
     @classmethod
     def of_elements(cls, n_ranks: int) -> Self:
-        """An array of an element for each rank."""
+        """Return the division of one array of n_ranks elements: element r is rank r's."""
         return cls(n_ranks, (0,), (0,), 1)
 
     def among(self, places: Sequence[int]) -> Self:
-        """The division of some of the arrays, as they are divided here."""
+        """Return the division of the arrays with these indices, in this order."""
         tails = tuple(self.tails[place] for place in places)
         return self._replace(places=tuple(places), tails=tails)
 
     def part(self, size: int) -> int:
-        """Elements that each rank has of an array, beside the tail."""
+        """Return the elements of each rank's part of an array of `size` elements, without the tail:
+        the largest multiple of `block` that all ranks can have."""
         return size // (self.n_ranks * self.block) * self.block
 
     def pieces(self, rank: int, sizes: Sequence[int]) -> Iterator[Piece]:
-        """The pieces of a rank, of arrays of these sizes."""
+        """Yield a rank's pieces of arrays of these sizes in elements: its part, then its tail."""
         for i, (size, tail) in enumerate(zip(sizes, self.tails, strict=True)):
             part = self.part(size)
             if part:
@@ -106,18 +119,25 @@ class Split(NamedTuple):
 
 
 def in_turns(places: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The places of arrays with these bytes, some neighbours at a time."""
-    room = max(MIN_TURN, -(-sum(sizes) // MAX_TURNS))
+    """Divide places into runs of neighbours of about equal bytes, which are updated in turn.
+
+    sizes: bytes of the array at each place. There are MAX_TURNS runs, fewer if the arrays have
+    less than MAX_TURNS * MIN_TURN bytes together.
+    """
+    room = max(MIN_TURN, -(-sum(sizes) // MAX_TURNS))  # bytes of a turn
+    # An array belongs to the turn in which its first byte lies.
     pairs = zip(places, itertools.accumulate(sizes, initial=0), strict=False)
     turns = itertools.groupby(pairs, lambda pair: pair[1] // room)
     return [tuple(place for place, _ in own) for _, own in turns]
 
 
 def _list(name: str, mixed: bool = False) -> Input:
+    """Declare an input that is a list of arrays; mixed: their dtypes may differ."""
     return Input(name, "T", variadic=True, mixed=mixed, shape="any shapes")
 
 
 def _new_list(name: str) -> Output:
+    """Declare the output that is the input list `name`, written in place."""
     return Output(f"new_{name}", "T", variadic=True, aliases=name, shape=f"shapes of {name}")
 
 
@@ -128,38 +148,45 @@ def as_split(value: object) -> Split:
 
 
 class _InPlace(Collective):
-    """A collective over a list of arrays, each of which becomes another in its memory."""
+    """Base of collectives over a list of arrays, each of which is replaced in its memory."""
 
-    mixes = True
+    mixes = True  # takes PyTorch tensors beside CuPy arrays
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan one step that queues all of NCCL's calls; none for a rank alone."""
         if not self.reaches_others:
             return Plan(())
         return Plan((Work("call", (self.calls(xs), table(xs), table(ys))),))
 
     def calls(self, xs: Specs) -> queue.Calls:
-        """NCCL's calls for arrays in place."""
+        """Return NCCL's calls that replace arrays of these shapes and dtypes."""
         raise NotImplementedError
 
 
 class _OfParts(_InPlace):
-    """A collective over parts of arrays, in place."""
+    """Base of collectives over arrays divided by `split`: one NCCL call for the equal parts of an
+    array, one for its tail."""
 
     name = "AdamW"
     inputs: ClassVar[tuple[Input, ...]]
     split = attribute(as_split)
-    in_words: ClassVar[str]
+    in_words: ClassVar[str]  # the call in messages, up to the places of parameters
 
     def calls(self, xs: Specs) -> queue.Calls:
+        """Return NCCL's calls for arrays of these shapes and dtypes; `parts` says for each which
+        array it takes, and at which bytes it reads and writes."""
         every = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in every], [(i, a, b) for _, i, a, b in every]
         return queue.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
     def _calls(self, i: int, x: Spec) -> Iterator[tuple[queue.Row, int, int, int]]:
-        """Calls for one array, with where they read and write, in bytes."""
+        """Yield (call, i, source, target) for the parts and for the tail of the i-th array.
+
+        source, target: bytes from its start at which the call reads and writes.
+        """
         part, n = self.split.part(x.size), self.split.n_ranks
         own, tail = self.group.rank * part * x.dtype.itemsize, n * part * x.dtype.itemsize
         row, source, target = self._each(part, x.dtype, own)
@@ -167,11 +194,14 @@ class _OfParts(_InPlace):
         yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
 
     def _each(self, size: int, dtype: Dtype, own: int) -> tuple[queue.Row, int, int]:
-        """The call for equal parts."""
+        """Return (call for the equal parts, source, target): bytes at which it reads and writes.
+
+        size: elements of a part. own: bytes from the array's start to this rank's part.
+        """
         raise NotImplementedError
 
     def _tail(self, size: int, dtype: Dtype, owner: int) -> queue.Row:
-        """The call for what is behind them."""
+        """Return the call for the tail, of `size` elements, which the rank `owner` owns."""
         raise NotImplementedError
 
     def call_name(self) -> str:
@@ -179,7 +209,7 @@ class _OfParts(_InPlace):
 
 
 class MeanOfParts(_OfParts):
-    """The mean over ranks of each part, for its owner; the rest is as it was, or is not."""
+    """Replace each part by its mean over ranks, on its owner; other elements are undefined then."""
 
     name = "AdamW"
     inputs = (_list("gradients"),)
@@ -199,7 +229,7 @@ class MeanOfParts(_OfParts):
 
 
 class GatheredParts(_OfParts):
-    """Each part as its owner has it, for all."""
+    """Replace each part by that of its owner, on all ranks."""
 
     name = "AdamW"
     inputs = (_list("parameters", mixed=True),)
@@ -219,7 +249,10 @@ class GatheredParts(_OfParts):
 
 
 class MeanOfAll(_InPlace):
-    """The mean over ranks of each array, for all."""
+    """Replace each array by its mean over ranks, on all of them.
+
+    places: index of each array's parameter, for messages.
+    """
 
     name = "GradientBuckets"
     inputs = (_list("gradients", mixed=True),)
@@ -247,7 +280,10 @@ def _listing(places: Sequence[int]) -> str:
 
 
 def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
-    """Means in float64, rounded once."""
+    """Return copies of the arrays with means over ranks in this rank's pieces, those of `split`.
+
+    MeanOfParts on the CPU: the first rank of the group gets all arrays and sends each its pieces.
+    """
     sizes = [x.size for x in arrays]
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
@@ -260,7 +296,10 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
 
 
 def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...]) -> Arrays:
-    """Means in float64, rounded once."""
+    """Return the mean over ranks of each array: MeanOfAll on the CPU, through the first rank.
+
+    group: the ranks. places: indices of the arrays' parameters, for messages.
+    """
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
         return [list(map(as_bytes, _means(of_ranks, arrays)))] * len(of_ranks)
@@ -272,7 +311,10 @@ def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...])
 
 
 def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
-    """Return the arrays whole, from the pieces that the ranks have: by messages."""
+    """Return copies of the arrays with each rank's pieces (of `split`) as their owner has them.
+
+    GatheredParts on the CPU: the first rank of the group gets all pieces and sends all to each.
+    """
     sizes = [x.size for x in arrays]
 
     def answer(of_ranks: list[list[memoryview]]) -> list[Sequence[Part]]:
@@ -285,21 +327,22 @@ def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arra
 
 
 def _means(of_ranks: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostArray]:
-    """The mean of what the ranks have, of each array."""
+    """Return the mean over ranks of each array.
+
+    of_ranks: of each rank the bytes of its arrays. like: arrays of the shapes and dtypes.
+    """
     return [_mean(c) for c in zip(*(as_arrays(own, like) for own in of_ranks), strict=True)]
 
 
 @np.errstate(all="ignore")
 def _mean(column: Sequence[HostArray]) -> HostArray:
-    """The mean of an array of each rank, added in float64 in the ranks' order."""
+    """Return the mean of arrays, one of each rank: added in float64 in order, rounded once."""
     total = column[0].astype(np.float64)
     for x in column[1:]:
         total += x.astype(np.float64)
     return cast(total / len(column), column[0].dtype)
 
 
-# This rank's share of what `answer` makes of all ranks' `parts`, once they are known to call with
-# the same words and places, and arrays of the same types and shapes.
 def _exchange(
     op: str,
     words: str,
@@ -309,19 +352,25 @@ def _exchange(
     parts: Sequence[Part],
     answer: Answer,
 ) -> Sequence[memoryview]:
-    """Send this rank's parts to the group, and return what `answer` gives it."""
+    """Send this rank's parts to the first rank; return this rank's share of answer(all parts).
+
+    Raises ArgumentError on all ranks of the group if their calls differ in `words` (the call, for
+    messages), in places of parameters, or in shapes and dtypes of the arrays. op: name for errors.
+    parts: bytes. answer: from the parts of each rank to those that each gets; called on the first
+    rank alone.
+    """
     text = description(f"{words} {_listing(places)} on cpu", arrays)
     return group.exchange(op, group.everyone, text, parts, answer)
 
 
 def _bytes_of_pieces(arrays: Arrays, split: Split, rank: int) -> list[Part]:
-    """The bytes of a rank's pieces."""
+    """Return the bytes of a rank's pieces of the arrays, which `split` divides, piece by piece."""
     flat = [np.ascontiguousarray(x).reshape(-1) for x in arrays]
     return [as_bytes(flat[i][a:b]) for i, a, b in split.pieces(rank, [x.size for x in flat])]
 
 
 def _with_parts(arrays: Arrays, pieces: Sequence[Piece], parts: Sequence[Part]) -> Arrays:
-    """Copies of the arrays with these bytes in the places of pieces."""
+    """Return copies of the arrays, with the n-th of `parts` (bytes) in the n-th piece."""
     copies = [np.array(x) for x in arrays]
     like = [Spec((b - a,), arrays[i].dtype) for i, a, b in pieces]
     values = as_arrays([memoryview(part) for part in parts], like)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""AdamW over ranks: each updates its parts of the parameters, and has moments of these alone."""
+"""AdamW over ranks: each updates its parts of the parameters, and has moments of these alone.
+
+A piece is a run of elements of one flat parameter that one rank owns: its part, or the tail.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,11 @@ from .state import Counts, Layout, Part, Places, State, host_copy, on_host, zero
 from .steps import AdamWUpdate, check_betas, check_number
 from .whole import Whole
 
-Turns = list[tuple[Places, GatheredParts]]  # parameters that are updated together, and what gathers
-Updates = list[list[CheckedCall]]  # of each turn: one for each count of steps
+# A turn: parameters that are updated together, and the operator that gathers them afterwards.
+Turns = list[tuple[Places, GatheredParts]]
+Updates = list[list[CheckedCall]]  # of each turn: a call for each count of steps
 
-_MAX_PATTERNS = 64  # of gradients that are None
+_MAX_PATTERNS = 64  # cached sets of parameters with gradients
 
 
 # ---- states of ranks -----------------------------------------------------------------------------
@@ -45,23 +49,26 @@ _MAX_PATTERNS = 64  # of gradients that are None
 
 @dataclass(frozen=True)
 class Share(Layout):
-    """A rank's share of a state: of each moment its own elements, behind each other."""
+    """Layout of one rank's share of a state: of each moment and parameter a flat array, which
+    joins the rank's pieces."""
 
     rank: int = 0
     split: Split = field(default_factory=lambda: Split.of((), 1))
 
     @classmethod
     def of(cls, whole: Layout, rank: int, n_ranks: int) -> Self:
-        """The share of one of so many ranks."""
+        """Return the layout of this rank's share of a state whose layout is `whole`."""
         split = Split.of(list(map(math.prod, whole.shapes.values())), n_ranks)
         return cls(whole.optimizer, whole.shapes, whole.moments, whole.counts, rank, split)
 
     @property
     def numbers(self) -> tuple[str, ...]:
+        """Names of a state's entries that are no arrays; "ranks" is their number."""
         return (*super().numbers, "rank", "ranks")
 
     @property
     def array_shapes(self) -> Mapping[str, Shape]:
+        """(n,) by parameter: this rank's n elements of it."""
         sizes = dict.fromkeys(self.shapes, 0)
         for name, start, stop in self.pieces:
             sizes[name] += stop - start
@@ -74,18 +81,22 @@ class Share(Layout):
         return [(names[i], a, b) for i, a, b in self.split.pieces(self.rank, sizes)]
 
     def check_numbers(self, state: State) -> None:
+        """Refuse a dictionary of the entries that are no arrays if these do not fit.
+
+        A share of another rank, or of another number of ranks, does not.
+        """
         super().check_numbers(state)
         got, expected = (state["rank"], state["ranks"]), (self.rank, self.split.n_ranks)
         if got != expected:
             self._refuse("", "rank {} of {}".format(*expected), "rank {} of {}".format(*got))
 
     def shard(self, moment: Mapping[str, Any]) -> list[HostArray]:
-        """Cut this rank's pieces out of a whole moment."""
+        """Cut this rank's pieces out of a whole moment: {parameter: array of its shape}."""
         flat = {name: on_host(array).reshape(-1) for name, array in moment.items()}
         return [flat[name][start:stop] for name, start, stop in self.pieces]
 
     def merge(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
-        """Join this rank's pieces to one flat array a parameter: the moment as its state has it."""
+        """Join this rank's pieces, in order, to {parameter: flat array}, as a share has them."""
         lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
         for (name, *_), piece in zip(self.pieces, pieces, strict=True):
             lists[name].append(piece)
@@ -93,7 +104,7 @@ class Share(Layout):
         return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
 
     def pieces_of(self, moment: Mapping[str, Any]) -> list[HostArray]:
-        """Cut a moment of this rank's state, one flat array a parameter, back into its pieces."""
+        """Cut a moment of this rank's share, {parameter: flat array}, back into its pieces."""
         rest, apart = {name: on_host(array) for name, array in moment.items()}, []
         for name, start, stop in self.pieces:
             piece, rest[name] = np.split(rest[name], [stop - start])
@@ -102,7 +113,7 @@ class Share(Layout):
 
 
 def join(every: Sequence[State], whole: Layout) -> State:
-    """The whole state of all ranks' shares, which are in the order of ranks."""
+    """Check `every` rank's share, in their order, and join them to a state of layout `whole`."""
     if not every:
         refuse(whole.optimizer, "state", "a state of each rank", "none")
     shares = [Share.of(whole, rank, len(every)) for rank in range(len(every))]
@@ -126,7 +137,8 @@ def join(every: Sequence[State], whole: Layout) -> State:
 
 
 class Means(list[Any]):
-    """Gradients whose parts are means already, divided as those of this optimizer."""
+    """Gradients of which this rank's parts are already the means over ranks, as `optimizer` divides
+    them: its step does not exchange them."""
 
     def __init__(self, gradients: Sequence[Any], optimizer: object) -> None:
         super().__init__(gradients)
@@ -134,34 +146,40 @@ class Means(list[Any]):
 
 
 def slice_of(array: Any, start: int, stop: int) -> Any:
-    """A view of elements of a contiguous array."""
+    """Return a flat view of elements [start, stop) of a C-contiguous array."""
     return array.reshape(-1)[start:stop]
 
 
 class Cut(NamedTuple):
-    """This rank's parts of gradients that may come again, and the updates by them."""
+    """Prepared calls of a step, for a later step with the same gradients."""
 
-    known: SameArrays | None  # None if arrays have no keys
-    places: Places
-    parts: list[Any]
+    known: SameArrays | None  # record of the arguments; None if it can never be used again
+    places: Places  # of the parameters with gradients
+    parts: list[Any]  # this rank's pieces of these gradients, then the padding's
     updates: Updates
 
 
 class Own(Optimizer):
-    """The optimizer of the parts that this rank updates, each of them an array of rank 1.
+    """Optimizer of the pieces that this rank updates: its parameters are these flat arrays.
 
-    A call that has the last part, the padding, counts the step.
+    The last one is an element of padding; the update that includes it adds 1 to the step.
     """
 
-    counts = False  # the AdamW around it does, and gives each call its count
+    counts = False  # `AdamW` below counts, and passes each update its count
 
     def _outputs_of(self, places: Places) -> list[str]:
+        """Return names of the outputs of an update; "new_T", the new count of steps, is one of them
+        if the padding is among these parameters."""
         counts = places[-1] == self._every[-1]
         return [name for name in self._outputs if counts or name != "new_T"]
 
 
 class AdamW(adam.AdamW):
-    """The result of `AdamW(..., group=group)`."""
+    """AdamW with a group: `cto.AdamW(..., group=group)` makes an instance of this class.
+
+    `_inner` updates the pieces that this rank owns. In the methods `places` are indices of
+    parameters, `gradients` one for each of these, `numbers` (lr, loss_scale, max_norm) of a step.
+    """
 
     _counts: Counts
 
@@ -182,6 +200,15 @@ class AdamW(adam.AdamW):
         maximize: bool = False,
         rounding_seed: int | None = None,
     ) -> None:
+        """Check arguments, divide the parameters among ranks, and compare with the other ranks.
+
+        parameters: list of arrays, the same on all ranks, updated in place. lr: a number, or an
+        array of one element, which each step reads. betas, epsilon (eps there), weight_decay,
+        maximize: as in PyTorch's AdamW. names: texts that name the parameters in a state.
+        low_precision: for each parameter a copy of 16 bits to write too, or None. moment_dtype:
+        None for float32 (float64). group: the ranks. state, amsgrad and rounding_seed are refused
+        here.
+        """
         if not isinstance(group, ProcessGroup):
             refuse("AdamW", "group", "a ProcessGroup", shown(group))
         for name, value in {"state": state, "rounding_seed": rounding_seed}.items():
@@ -204,7 +231,8 @@ class AdamW(adam.AdamW):
     def _check(
         self, parameters: Sequence[Any], lr: Any, names: Names | None, copies: Sequence[Any] | None
     ) -> None:
-        """All that can be refused before anything is made."""
+        """Check and store arguments of `__init__`, before anything is allocated; copies:
+        low_precision."""
         refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
         self.parameters, self._given_copies = tuple(parameters), copies
@@ -217,10 +245,10 @@ class AdamW(adam.AdamW):
         self._check_shapes("parameters", self._every, self._weights)
         self._check_shapes("low_precision", *self._copies_of(self._every))
 
-    _natively = False
+    _natively = False  # tensors are converted to CuPy arrays
 
     def _take_arrays(self) -> None:
-        """The caller's arrays, where they are now."""
+        """Take the caller's parameters and copies as NumPy or CuPy arrays over their memory."""
         self._weights = self._adopt("parameters", self.parameters)
         self._are_tensors = all(map(is_tensor, self.parameters))
         copies = self._given_copies
@@ -232,11 +260,13 @@ class AdamW(adam.AdamW):
     def _divide(self, dtype: Dtype) -> None:
         """Divide the parameters' elements among ranks, and make `_inner`, which updates its share.
 
-        The parameters of `_inner` are views of this rank's pieces of parameters, and behind them
-        one element of padding, so that no rank has nothing. Moments and the norm are _inner's.
+        dtype: of moments. The parameters of `_inner` are views of this rank's pieces of parameters,
+        and behind them one element of padding, so that no rank has none. Moments and the norm are
+        _inner's.
         """
         sizes, group = [math.prod(w.shape) for w in self._weights], self.group
         self._split = Split.of(sizes, group.size)
+        # (i, start, stop) of each of this rank's pieces: elements of the flat parameters[i].
         self._pieces = list(self._split.pieces(group.rank, sizes))
         first, wide = self._weights[0], computed_in(info(self._weights[0])[1])
         self._padding = zeros(first, (1,), info(first)[1])
@@ -246,18 +276,19 @@ class AdamW(adam.AdamW):
         self._counts, self._whole = Counts(self._inner.gradient_norm, len(sizes)), Whole("AdamW")
         self._form, self._moments = self._inner._form, self._inner._moments
         self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
-        self._norms = zeros(first, (group.size,), wide)  # of each rank's parts of gradients
-        self._measure, self._measure_all = GradientNorm(), GradientNorm()
+        self._norms = zeros(first, (group.size,), wide)  # [r]: norm of rank r's parts of gradients
+        self._measure, self._measure_all = GradientNorm(), GradientNorm()  # of parts, of _norms
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
         self._ops: dict[Places, tuple[MeanOfParts, Turns]] = {}  # by parameters with gradients
         self._last_cut: Cut | None = None
 
     def _compare(self, words: str) -> None:
-        """Refuse what is not the same on all ranks."""
+        """Raise ArgumentError on all ranks if `words`, shapes or dtypes of arrays differ on one."""
         text = description(words, (*self._weights, *self._copies_of(self._every)[1]))
         self.group.exchange("AdamW", self.group.everyone, text)
 
     def _adopt_again(self) -> None:
+        """Take the caller's arrays anew, here and in `_inner`, as tensors may have moved."""
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
@@ -275,12 +306,15 @@ class AdamW(adam.AdamW):
     ) -> None:
         """Update the parameters by the mean of all ranks' gradients, on all of them.
 
-        Arguments are those of `AdamW.step` without a group. All ranks call this together, with the
-        same numbers and with gradients of the same parameters. Afterwards the parts of `gradients`
-        that this rank updates hold the means over all ranks, and their other elements are
-        undefined. `gradient_norm` is the norm of the means of all parameters; a NaN or an infinity
-        on any rank makes all ranks skip the step. Raises GroupError, too; a step that is stopped in
-        its middle ends the group.
+        gradients: an array of this rank, or None, for each parameter. lr: in place of the
+        optimizer's own. loss_scale: what gradients are divided by. max_norm: larger ones are scaled
+        down to this norm. Each is a number, or one element in an array.
+
+        All ranks call this together, with the same numbers and with gradients of the same
+        parameters. Afterwards the parts of `gradients` that this rank updates hold the means over
+        all ranks, and their other elements are undefined. `gradient_norm` is the norm of the means
+        of all parameters; a NaN or an infinity on any rank makes all ranks skip the step. Raises
+        GroupError, too; a step that is stopped in its middle ends the group.
         """
         numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
         self.group.require_open("AdamW")
@@ -303,16 +337,16 @@ class AdamW(adam.AdamW):
     def _update(
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
     ) -> None:
-        """Make the step of the parameters at these places: whole, or the group ends.
+        """Make the step of the parameters with these indices: whole, or the group ends.
 
-        gradients: of these parameters. numbers: lr, loss scale and largest norm. are_means: this
-        rank's parts of gradients are means of all ranks already.
+        gradients: one for each of these. numbers: (lr, loss_scale, max_norm). are_means: this
+        rank's parts of the gradients are means over ranks already.
         """
         means, turns = self._operators(places)
         cut = self._last_parts(places, gradients, numbers) or self._prepare(
             places, gradients, numbers
         )
-        inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())
+        inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())  # a view, ()
         is_sent = are_means
         try:
             if not are_means:
@@ -328,7 +362,10 @@ class AdamW(adam.AdamW):
             raise self.group.broken("AdamW", error) from error
 
     def _take_turns(self, turns: Turns, updates: Updates, numbers: Arrays) -> None:
-        """Update parameters, and gather them beside the caller's stream while the next are."""
+        """Update parameters turn by turn; a turn is gathered on a side stream during the next.
+
+        updates: the n-th are those of the n-th turn. numbers: (lr, loss_scale, max_norm).
+        """
         streams = self._side() if len(turns) > 1 else Streams()
         self._whole.is_torn = True
         for (places, gather), calls in zip(turns, updates, strict=True):
@@ -341,7 +378,10 @@ class AdamW(adam.AdamW):
         self._whole.is_torn = False
 
     def _side(self) -> Streams:
-        """A stream whose blocks come first: what travels takes longer than what is computed."""
+        """Return streams with a side stream of high priority, made at first.
+
+        Its blocks come first: a turn's gathering takes longer than its update.
+        """
         if self._streams is None:
             first, device = self._weights[0], info(self._weights[0])[5]
             is_on_gpu = device >= 0 and not isinstance(first, np.ndarray)
@@ -349,7 +389,7 @@ class AdamW(adam.AdamW):
         return self._streams
 
     def _as_arrays(self, gradients: Any, numbers: Arrays) -> Any:
-        """CuPy arrays over the gradients if all arguments are PyTorch tensors, else `gradients`.
+        """Return the gradients, as CuPy arrays if they and arrays in numbers are PyTorch tensors.
 
         PyTorch's stream is the current one of CuPy, too, so that none waits for the other.
         """
@@ -362,14 +402,18 @@ class AdamW(adam.AdamW):
         ]
 
     def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
-        """The step before, where its gradients were the same."""
+        """Return the previous step's calls if its arguments were the same, else None."""
         last = self._last_cut
         if last is None or last.places != places or last.known is None:
             return None
         return last if last.known.has((gradients, *numbers)) else None
 
     def _prepare(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
-        """Parts of other gradients, and the updates by them, as far as these can be refused."""
+        """Check the arguments of a step and prepare its updates.
+
+        places: indices of the parameters that have gradients. gradients: one for each of these.
+        numbers: (lr, loss_scale, max_norm).
+        """
         self._check_shapes("gradients", places, gradients)
         arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
         backend, known = info(gradients[0])[0], None
@@ -386,16 +430,18 @@ class AdamW(adam.AdamW):
     def _turn(
         self, places: Places, counts: Sequence[Part], gradients: Sequence[Any], numbers: Arrays
     ) -> list[CheckedCall]:
-        """The updates of these parameters: one for each part of them that counts steps alike.
+        """Return the updates of a turn: one for each count of steps that its parameters have.
 
-        gradients: this rank's parts of all gradients, and that of the padding.
+        places: indices of the turn's parameters. counts: parts of all parameters with gradients,
+        each with its count. gradients: for each of this rank's pieces its gradient, or None; the
+        padding's last. numbers: (lr, loss_scale, max_norm).
         """
         updates = []
         for part in counts:
             own = set(places).intersection(part.places)
             chosen = [k for k, (i, _, _) in enumerate(self._pieces) if i in own]
             if part.places[-1] in own:
-                chosen.append(len(self._pieces))  # the padding, with which it counts
+                chosen.append(len(self._pieces))  # the padding: this update counts the step
             if chosen:
                 parts = [gradients[k] for k in chosen]
                 inner = Part(tuple(chosen), part.count)
@@ -403,12 +449,18 @@ class AdamW(adam.AdamW):
         return updates
 
     def means_of(self, places: Places) -> MeanOfParts:
-        """The operator that makes this rank's parts of some gradients the means over ranks."""
+        """Return the operator that puts the means over ranks into this rank's parts of gradients.
+
+        places: indices of the parameters that have gradients.
+        """
         return self._operators(places)[0]
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, Turns]:
-        """The operator that makes the mean of these parameters' gradients over ranks, and the turns
-        in which they are updated, each with the operator that gathers its parameters behind it."""
+        """Return (operator, turns) of a step with gradients of the parameters with these indices.
+
+        operator: puts means over ranks into this rank's parts of gradients. turns: (parameters
+        that are updated together, the operator that gathers them afterwards).
+        """
         operators = self._ops.get(places)
         if operators is None:
             means = MeanOfParts(group=self.group, split=self._split.among(places))
@@ -421,17 +473,22 @@ class AdamW(adam.AdamW):
         return operators
 
     def _gathering(self, places: Places) -> GatheredParts:
+        """Return the operator that gathers parameters, then their copies, on all ranks.
+
+        places: indices of the parameters.
+        """
         split = self._split.among((*places, *self._copies_of(places)[0]))
         return GatheredParts(group=self.group, split=split)
 
     def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
-        """Places of the parameters that have copies, and the copies."""
+        """Return (indices among `places` of parameters with low_precision copies, the copies)."""
         copies = self._copies or ()
         copied = [i for i in places if copies and copies[i] is not None]
         return copied, [copies[i] for i in copied]
 
     def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
-        """This rank's parts of the parameters and of their copies."""
+        """Return this rank's pieces of (parameters, copies): the parameters and low_precision of
+        `_inner`, the padding last; None without copies."""
         weights, copies = dict(enumerate(self._weights)), dict(enumerate(self._copies or ()))
         return self._parts_of(weights, self._padding), self._parts_of(
             copies, None
@@ -440,18 +497,26 @@ class AdamW(adam.AdamW):
     def _parts_of(
         self, arrays: dict[int, Any], padding: Any, cut: Callable[..., Any] = slice_of
     ) -> list[Any]:
-        """This rank's parts of arrays by parameter, None where there is none; and the padding."""
+        """Return for each of this rank's pieces a view of it, or None; `padding` is the last.
+
+        arrays: by the index of their parameter. cut: from (array, start, stop) to a view of these
+        elements of the flat array.
+        """
         own = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
         return [None if x is None else cut(x, a, b) for x, a, b in own] + [padding]
 
     def _no_gradient(self, gradients: Sequence[Any]) -> Any:
+        """Return the padding's gradient, a 0 of shape (1,) in the dtype of these; cached."""
         dtype = info(gradients[0])[1]
         if dtype not in self._no_gradients:
             self._no_gradients[dtype] = zeros(gradients[0], (1,), dtype)
         return self._no_gradients[dtype]
 
     def _check_shapes(self, argument: str, places: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Refuse what cannot be divided as the parameters are."""
+        """Refuse arrays that have not the parameters' shapes, or are not C-contiguous.
+
+        argument: their name in the error. places: of their parameters.
+        """
         for place, array in zip(places, arrays, strict=True):
             _, _, shape, _, strides, _ = info(array)
             expected = tuple(self._weights[place].shape)
@@ -465,7 +530,7 @@ class AdamW(adam.AdamW):
     # ---- states ----------------------------------------------------------------------------------
 
     def state_dict(self, sharded: bool = False) -> State:
-        """The state beside the parameters, as NumPy copies: the whole, or this rank's share.
+        """Return the state beside the parameters, as NumPy copies: whole, or this rank's (sharded).
 
         The whole is the same on all ranks, which ask for it together, and as without a group. A
         share also has `rank` and `ranks`, and no rank waits for another.
@@ -518,15 +583,19 @@ class AdamW(adam.AdamW):
 
     @property
     def _share(self) -> Share:
+        """The layout of this rank's share of a state."""
         return Share.of(self._layout, self.group.rank, self.group.size)
 
     def _share_of(self, moment: str) -> dict[str, Any]:
-        """This rank's elements of a moment."""
+        """Return this rank's elements of a moment, {parameter: flat NumPy array}."""
         own = map(host_copy, self._moments[moment])
         return self._share.merge(list(own)[: len(self._pieces)])
 
     def _gather(self, place: int) -> list[Any]:
-        """Both moments of a parameter, of all ranks."""
+        """Gather the moments of parameters[place] from all ranks; return NumPy arrays of its shape.
+
+        The n-th is that of self.moments[n]. All ranks call this together.
+        """
         weight = self._weights[place]
         whole = [zeros(weight, (math.prod(weight.shape),), self._form.dtype) for _ in self.moments]
         for moment, array in zip(self.moments, whole, strict=True):

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """State of optimizers: moments and counts of steps in memory, a dictionary of them, and its file.
 
-A dictionary or a file is held against a layout before anything is written, a file's arrays by their
-headers before any of them is read.
+    {"optimizer": "AdamW", "shapes": {name: shape}, "step": steps that were made,
+     "moment_1": {name: array}, "moment_2": {name: array}}        by the names of parameters
+
+A dictionary or a file is compared with a layout before anything is written, a file's arrays by
+their headers before any of them is read.
 """
 
 from __future__ import annotations
@@ -26,17 +29,17 @@ from ..errors import ArgumentError, raise_if_from_handler, refuse, shown
 from ..families.adam.codes import coded_sizes, decode, decode_old, encode, old_size
 
 State = dict[str, Any]
-Places = tuple[int, ...]  # of parameters
+Places = tuple[int, ...]  # indices of parameters
 
 FORMAT = container.Format("optimizer state", version=1, longest_header=1 << 26)
-MAX_STEP = 2**62  # that were made
-_RAW = np.dtype(np.uint16)  # of bfloat16 in a file
+MAX_STEP = 2**62  # steps that a state may say were made
+_RAW = np.dtype(np.uint16)  # bfloat16 is stored in a file as its bits
 
 # ---- arrays of any kind --------------------------------------------------------------------------
 
 
 def zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
-    """Zeros where an array is."""
+    """Return zeros of this shape and dtype, in the library and on the device of `like`."""
     backend, *_, device = info(like)
     if backend.has_tensors:
         tensor: Any = backend.empty(Spec(tuple(shape), dtype), device)
@@ -47,12 +50,13 @@ def zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
 
 
 def overwrite(array: Any, source: HostArray) -> None:
+    """Copy a NumPy array into an array of any library, in its dtype."""
     backend, dtype, *_ = info(array)
     backend.overwrite(array, source.astype(dtype, copy=False))
 
 
 def twin(array: Any) -> Any:
-    """Another array with the same elements; nothing waits."""
+    """Return another array with the same elements, on its device; nothing waits."""
     backend, dtype, shape, *_, device = info(array)
     copy = zeros(array, shape, dtype)
     if not backend.runs_kernels:
@@ -64,55 +68,57 @@ def twin(array: Any) -> Any:
 
 
 def host_copy(array: Array) -> HostArray:
-    """A copy in NumPy's memory."""
+    """Return a NumPy copy of an array; waits for the device."""
     host_array = to_host(array)
     return host_array.copy() if host_array is array else host_array
 
 
 def on_host(array: Any) -> HostArray:
+    """Return any library's array as NumPy's, without a copy if it is on the host."""
     return to_host(adopt("state_dict", "array", array))
 
 
 # ---- moments and counts --------------------------------------------------------------------------
 
 
-BITS = {"8bit": 8, "4bit": 4}  # of codes, by an optimizer's `state`
-MIN_CODED = 4096  # elements of a parameter whose moments are codes
+BITS = {"8bit": 8, "4bit": 4}  # of a code, by the argument `state` of AdamW
+MIN_CODED = 4096  # elements from which a parameter's moments are codes
 CODED = ("moment_1", "moment_2")
 
 
 class Numbers:
-    """Arrays of a dtype, shaped as their parameters."""
+    """Storage of moments as arrays of one dtype, shaped as their parameters."""
 
-    name = ""  # of the optimizer's `state`
+    name = ""  # the optimizer's argument `state`; "" for None
 
     def __init__(self, dtype: Dtype) -> None:
-        self.dtype = dtype  # in a state
+        self.dtype = dtype  # of moments in a state
 
     def is_coded(self, parameter: Any) -> bool:
         """Return True if a parameter's moments are codes."""
         return False
 
     def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Moments of 0."""
+        """Return {name: array} for the moments of a parameter, all 0."""
         return {name: zeros(parameter, parameter.shape, self.dtype) for name in names}
 
     def save(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, HostArray]:
-        """The arrays of a state, of one parameter."""
+        """Convert moments of a parameter, {name: array}, to those of a state, NumPy copies."""
         return {name: host_copy(array) for name, array in moments.items()}
 
     def restore(self, moments: Mapping[str, HostArray]) -> dict[str, HostArray]:
-        """The elements of an optimizer's arrays, from a state's."""
+        """Convert a parameter's moments in a state to those that the optimizer stores."""
         return dict(moments)
 
 
 class Codes(Numbers):
-    """Moments of 8 or 4 bits each. A state has their numbers, from which the same moments come.
+    """Storage of moments as codes of 8 or 4 bits, in a flat array of bytes for each moment.
 
-    Those of fewer than MIN_CODED elements are numbers.
+    A parameter of fewer than MIN_CODED elements has numbers. A state has the float32 numbers that
+    the codes stand for; encoding these restores the same codes.
     """
 
-    bits = 8  # in pickles of older versions
+    bits = 8  # default for pickles of older versions, which lack it
 
     def __init__(self, bits: int) -> None:
         super().__init__(FLOAT32)
@@ -120,6 +126,7 @@ class Codes(Numbers):
 
     @property
     def name(self) -> str:  # type: ignore[override]
+        """The optimizer's argument `state`, "8bit" or "4bit"."""
         return f"{self.bits}bit"
 
     def is_coded(self, parameter: Any) -> bool:
@@ -127,6 +134,8 @@ class Codes(Numbers):
         return size >= MIN_CODED
 
     def first(self, parameter: Any, names: Sequence[str]) -> dict[str, Any]:
+        """Return {name: array of codes} for the moments of a parameter, all 0; for a small one
+        arrays of numbers."""
         if info(parameter)[1] == FLOAT64:
             refuse("AdamW", "state", "None, where parameters are float64", f"'{self.name}'")
         if not self.is_coded(parameter):
@@ -135,6 +144,7 @@ class Codes(Numbers):
         return {n: zeros(parameter, (size,), UINT8) for n, size in zip(names, sizes, strict=True)}
 
     def save(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, HostArray]:
+        """Decode codes to float32 arrays of the parameter's shape; copy a small one's numbers."""
         arrays = super().save(moments, parameter)
         if not self.is_coded(parameter):
             return arrays
@@ -143,12 +153,16 @@ class Codes(Numbers):
         return {name: x.reshape(shape) for name, x in zip(CODED, numbers, strict=True)}
 
     def restore(self, moments: Mapping[str, HostArray]) -> dict[str, HostArray]:
+        """Encode a state's arrays, so that decoding the codes gives these numbers again."""
         if not self.is_coded(moments[CODED[0]]):
             return super().restore(moments)
         return dict(zip(CODED, encode(*_pair(moments), self.bits), strict=True))
 
     def renewed(self, moments: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
-        """Moments of an older version's codes, in those of this one; others as they are."""
+        """Convert 8-bit codes of an older version, known by their length; return others unchanged.
+
+        moments: {name: array} of one parameter, in an unpickled optimizer.
+        """
         n = math.prod(parameter.shape)
         size = info(moments[CODED[0]])[2]
         if self.bits != 8 or info(moments[CODED[0]])[1] != UINT8 or size != (old_size(n),):
@@ -162,29 +176,32 @@ class Codes(Numbers):
 
 
 def _pair(moments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return (moment_1, moment_2)."""
     return moments[CODED[0]], moments[CODED[1]]
 
 
 class Part(NamedTuple):
-    """Parameters that were updated in the same steps, and the step that is their next one."""
+    """Parameters that were updated in the same steps, and the number of their next step."""
 
     places: Places
-    count: Any  # an array: what skips a step is known on the device alone
-    counts: bool = True  # its update, and not another one of the same step
+    count: Any  # an int64 array of shape (), as only the device knows of skipped steps
+    counts: bool = True  # this part's update adds 1 to `count`; False if another part's does
 
 
 class Counts:
-    """The parts of all parameters: one, until a step has gradients of some of them alone."""
+    """Counts of steps: each parameter is in one part, all in the same until a step has gradients
+    of only some of them."""
 
     def __init__(self, like: Any, n_parameters: int) -> None:
+        """Begin with step 1 for all parameters; like: an array on the device of the counts."""
         self._n_parameters = n_parameters
         self._parts = [Part(tuple(range(n_parameters)), zeros(like, (), INT64))]
         overwrite(self._parts[0].count, np.array(1))
 
     def of(self, places: Places) -> list[Part]:
-        """Return the parts that the parameters at these places are, each with a count of steps.
+        """Return parts that hold exactly the parameters with indices `places`.
 
-        A part that has other parameters, too, is divided, and its count copied.
+        A part that has other parameters, too, is divided for good, and its count copied.
         """
         parts = self._parts
         if len(parts) == 1 and parts[0].places == places:
@@ -203,7 +220,7 @@ class Counts:
         return chosen
 
     def steps(self) -> list[int]:
-        """The steps of each parameter; waits."""
+        """Return how many steps were made of each parameter; waits for the device."""
         steps = [0] * self._n_parameters
         for part in self._parts:
             n_made = int(to_host(part.count)) - 1
@@ -235,16 +252,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a state: arrays of each moment, one for each parameter."""
+    """Keys, shapes and dtypes that a state has to have, by which one from elsewhere is checked."""
 
-    optimizer: str
+    optimizer: str  # name of the class
     shapes: Mapping[str, Shape]  # of the parameters, by name
-    moments: Mapping[str, Dtype]
-    counts: bool  # whether steps are counted
+    moments: Mapping[str, Dtype]  # by name, such as "moment_1"
+    counts: bool  # True if the state has "step"
 
     @property
     def array_shapes(self) -> Mapping[str, Shape]:
-        """The shapes of a state's arrays."""
+        """The shapes of each moment's arrays, by parameter."""
         return self.shapes
 
     @property
@@ -253,7 +270,10 @@ class Layout:
         return ("optimizer", "shapes", *(("step",) if self.counts else ()))
 
     def check(self, state: object) -> None:
-        """Refuse what is no state of such an optimizer; headers may stand for arrays."""
+        """Refuse an object that is no state of this layout.
+
+        Objects with shape and dtype, such as headers of a file, may be in the place of arrays.
+        """
         self._check_keys(state, (*self.numbers, *self.moments))
         assert isinstance(state, dict)
         self.check_numbers({key: state[key] for key in self.numbers})
@@ -264,7 +284,7 @@ class Layout:
                     self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
 
     def check_numbers(self, state: State) -> None:
-        """Refuse a state whose entries that are no arrays do not fit the optimizer."""
+        """Refuse a dictionary of the entries that are no arrays if these do not fit."""
         self._check_keys(state, self.numbers)
         step = state.get("step", 0)
         if isinstance(step, dict) and step.keys() == self.shapes.keys():
@@ -279,11 +299,13 @@ class Layout:
             self._refuse("optimizer", self.optimizer, shown(name))
 
     def _check_step(self, key: str, step: object) -> None:
+        """Refuse a step that is no int in [0, MAX_STEP]; key: its name in the error."""
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             self._refuse(key, "the number of steps that were made", shown(step))
 
     def _check_keys(self, state: object, keys: Sequence[str]) -> None:
-        if isinstance(state, dict):  # whose keys say less than its name
+        """Refuse an object that is no dictionary with exactly these keys."""
+        if isinstance(state, dict):  # first: another optimizer's name says more than its keys
             self._check_optimizer(state.get("optimizer", self.optimizer))
         if not isinstance(state, dict) or state.keys() != set(keys):
             got = list(state) if isinstance(state, dict) else type(state).__name__
@@ -292,10 +314,10 @@ class Layout:
     def _check_each(
         self, key: str, entries: Any, shape_of: Callable[[Any], Shape], shapes: Mapping[str, Shape]
     ) -> None:
-        """Refuse entries that are not one for each parameter, or not of its shape.
+        """Refuse entries that are not one for each parameter, or not of the expected shape.
 
-        key: their name in the state. entries: by the name of the parameter. shape_of: gives the
-        shape of an entry. shapes: the expected ones.
+        key: their name in the state. entries, shapes: by the name of the parameter. shape_of: from
+        an entry to its shape.
         """
         if not isinstance(entries, dict) or entries.keys() != self.shapes.keys():
             names = list(entries) if isinstance(entries, dict) else entries
@@ -311,16 +333,20 @@ class Layout:
                 self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", f"shape {shown(shape)}")
 
     def _refuse(self, key: str, expected: str, got: str) -> NoReturn:
+        """Raise ArgumentError; key: an entry of the state, "" for the state itself."""
         refuse(self.optimizer, f"state {key}".strip(), expected, got)
 
 
 def step(names: Sequence[str], made: Sequence[int]) -> int | dict[str, int]:
-    """The steps of each parameter by name; one number, where all have the same."""
+    """Return the "step" of a state: {name: steps}, or one number if all parameters have the same.
+
+    made: steps of each parameter, in the order of names.
+    """
     return made[0] if len(set(made)) == 1 else dict(zip(names, made, strict=True))
 
 
 def steps(names: Sequence[str], step: int | dict[str, int]) -> list[int]:
-    """The steps of each parameter."""
+    """Return the steps of each parameter from the "step" of a state: the reverse of `step`."""
     return [step[name] for name in names] if isinstance(step, dict) else [step] * len(names)
 
 
@@ -328,7 +354,10 @@ def steps(names: Sequence[str], step: int | dict[str, int]) -> list[int]:
 
 
 def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = True) -> None:
-    """Write a state of such a layout, whose arrays are NumPy's."""
+    """Write a state of NumPy arrays, which has this layout, as a .npz file.
+
+    The i-th parameter's array of a moment is its member "moment/i". sync: wait for the disk.
+    """
     arrays = {
         _member(moment, i): _raw(array)
         for moment in layout.moments
@@ -338,7 +367,8 @@ def save(file: StrPath | BinaryFile, state: State, layout: Layout, sync: bool = 
 
 
 def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
-    """The state of a file, which is one of such a layout, or of another one."""
+    """Read the state of a file; its keys have to be those of one of these layouts, which it has
+    to fit."""
     with container.load(file, FORMAT) as opened:
         state = dict(opened.header)
         layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
@@ -363,7 +393,7 @@ def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
 
 @contextlib.contextmanager
 def _naming(file: object) -> Iterator[None]:
-    """Refusals that name the file."""
+    """Put the file's name ahead of an ArgumentError's message."""
     try:
         yield
     except ArgumentError as error:
@@ -371,16 +401,17 @@ def _naming(file: object) -> Iterator[None]:
 
 
 def _member(moment: str, i: int) -> str:
-    """A parameter's name may be any text, that of a file's member may not."""
+    """Return the name of a file's member: numbered, as parameters' names may be any text."""
     return f"{moment}/{i}"
 
 
 def _raw(array: NumpyArray) -> NumpyArray:
-    """NumPy's files have no bfloat16: its elements are kept as they are."""
+    """Return bfloat16 as a view of its bits, as NumPy's files lack it; others as they are."""
     return array.view(_RAW) if array.dtype == BFLOAT16 else array
 
 
 def _with_type(array: NumpyArray) -> NumpyArray:
+    """Return an array of a file, uint16 as bfloat16: those are its bits."""
     return array.view(BFLOAT16) if array.dtype == _RAW else array
 
 

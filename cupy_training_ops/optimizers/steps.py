@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
 """A step of training as one operator: norm and finiteness of the gradients, then the update.
 
-So a step is checked as a whole before anything is launched. Operators do the work; what
-they call R is `lr` here, and their norm and signal are arrays that the step itself writes.
+So a step is checked as a whole before anything is launched. The classes derive from the public
+operators, such as AdamOptimizerList, and rename their inputs: R is `lr` here (see NAMES).
 
-    AdamWStep     finds the norm, then updates
-    AdamWUpdate   is told a norm, which another call has found, or none
-    ...WithRates  takes rates and betas as numbers of each call: schedulers plan nothing anew
+    AdamWStep     writes the gradients' norm to its inputs gradient_norm and is_finite, then updates
+    AdamWUpdate   updates; reads a norm that another call wrote, if it gets one
+    ...WithRates  has rates and betas as inputs of each call: new values need no new plan
+
+In formulas m and v are the moments, c1 = 1 - beta1^step and c2 = 1 - beta2^step correct their bias,
+and d is what gradients are divided by: the loss scale, or more to clip them.
 """
 
 from __future__ import annotations
@@ -37,11 +40,11 @@ NAMES = {  # of the operators' inputs, where they have other ones
     "global_gradient_norm": "gradient_norm",
     "update_signal": "is_finite",
 }
-MEASURED = ("gradient_norm", "is_finite")
+MEASURED = ("gradient_norm", "is_finite")  # inputs of an update that a step itself writes
 
 # ---- numbers of a step ---------------------------------------------------------------------------
 
-Convert = Callable[[Any], float]
+Convert = Callable[[Any], float]  # checks an argument; ArgumentError without its name
 
 
 def beta(value: object) -> float:
@@ -53,7 +56,7 @@ def beta(value: object) -> float:
 
 
 def check_number(optimizer: str, argument: str, convert: Convert, value: Any) -> float:
-    """A number, refused by the caller's name for it, not by the operator's."""
+    """Return convert(value); an ArgumentError names the optimizer's class and the argument."""
     try:
         return convert(value)
     except ArgumentError as error:
@@ -61,6 +64,7 @@ def check_number(optimizer: str, argument: str, convert: Convert, value: Any) ->
 
 
 def _check_pair(optimizer: str, argument: str, convert: Convert, value: Any) -> tuple[float, float]:
+    """Return convert(number) of both numbers of a pair; refuse others in the argument's name."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         refuse(optimizer, argument, "two numbers", shown(value))
     first, second = (check_number(optimizer, argument, convert, each) for each in value)
@@ -68,12 +72,12 @@ def _check_pair(optimizer: str, argument: str, convert: Convert, value: Any) -> 
 
 
 def check_betas(optimizer: str, value: Any) -> tuple[float, float]:
-    """The decays of both moments."""
+    """Return (beta1, beta2), the decays of both moments, each in [0, 1)."""
     return _check_pair(optimizer, "betas", beta, value)
 
 
 def check_limits(optimizer: str, value: Any) -> tuple[float, float]:
-    """The least and the greatest ratio."""
+    """Return Lamb's ratio_limits (least, greatest), none of them NaN."""
     low, high = _check_pair(optimizer, "ratio_limits", limit, value)
     if low > high:
         refuse(optimizer, "ratio_limits", "the lower one first", shown(value))
@@ -84,7 +88,7 @@ def check_limits(optimizer: str, value: Any) -> tuple[float, float]:
 
 
 def inputs_of(op: type[Op]) -> tuple[Input, ...]:
-    """An operator's inputs, in its order, by the names that they have in a step."""
+    """Return an operator's inputs, in its order, renamed by NAMES; lr has to be at least 0."""
     renamed = (replace(item, name=NAMES.get(item.name, item.name)) for item in op.inputs)
     return tuple(
         replace(item, convert=positive_or_zero) if item.name == "lr" else item for item in renamed
@@ -92,7 +96,7 @@ def inputs_of(op: type[Op]) -> tuple[Input, ...]:
 
 
 def measured_inputs(op: type[Op]) -> tuple[Input, ...]:
-    """The inputs of an operator whose step first writes two of them: the norm and the signal."""
+    """Return `inputs_of(op)` with the norm and its finiteness as arrays that the step writes."""
     return tuple(
         Input(item.name, item.type, updated=True, shape="shape ()")
         if item.name in MEASURED
@@ -102,14 +106,17 @@ def measured_inputs(op: type[Op]) -> tuple[Input, ...]:
 
 
 def outputs_of(op: type[Op]) -> tuple[Output, ...]:
-    """An operator's outputs: its inputs' arrays."""
+    """Return an operator's outputs; the inputs that they overwrite are renamed by NAMES."""
     return tuple(
         replace(item, aliases=NAMES.get(str(item.aliases), item.aliases)) for item in op.outputs
     )
 
 
 def on_request(op: type[Op]) -> tuple[Output, ...]:
-    """An operator's outputs, each computed only if a call asks: several calls may make one step."""
+    """Return `outputs_of(op)`, each written only if a call names it in `outputs`.
+
+    Several updates may make one step, of which one writes the new count.
+    """
     return tuple(replace(item, on_request=True) for item in outputs_of(op))
 
 
@@ -117,29 +124,36 @@ def on_request(op: type[Op]) -> tuple[Output, ...]:
 
 
 class Update:
-    """An operator of a family, which is told the norm of the gradients, if any."""
+    """Base of updates: source and CPU function are those of `operator`, the public one."""
 
     operator: ClassVar[type[Op]]
-    mixes = True  # tensors beside the arrays over others' memory
+    mixes = True  # takes PyTorch tensors beside CuPy arrays
 
     @classmethod
     def source(cls) -> Source:
-        """The operator's CUDA source."""
+        """Return the operator's CUDA source."""
         return cls.operator.source()
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's function on the CPU."""
+        """Return the operator's function on the CPU, of NumPy arrays."""
         return cls.operator.cpu_function()
 
 
 class Measured(Update):
-    """An update that first writes the gradients' norm, and whether it is finite, to its inputs."""
+    """Base of steps: first the gradients' norm, and True if it is finite, are written to the inputs
+    gradient_norm and is_finite; then the update reads them.
+
+    Subclasses have `update`, the class of the update alone, for a norm that another call wrote.
+    """
 
     inputs: ClassVar[tuple[Input, ...]]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Launches of the norm, which are of another family, then those of the update."""
+        """Return launches of the norm, which are of another family, then those of the update.
+
+        specs: of the step's inputs, in order.
+        """
         measured = GradientNorm().plan(device, *self._norm_arguments(specs))
         family = GradientNorm.family
         launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
@@ -148,7 +162,8 @@ class Measured(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """A function that writes the norm and its finiteness, then calls the update's."""
+        """Return a function of the step's inputs: it writes the norm and its finiteness into two of
+        them, then calls the update's."""
         update = super().cpu_function()
 
         def step(*inputs: Any, **attributes: Any) -> object:
@@ -161,24 +176,24 @@ class Measured(Update):
 
     @classmethod
     def _norm_arguments(cls, inputs: Sequence[Any]) -> list[Any]:
-        """Gradients, norm and finiteness among the inputs."""
+        """Return [gradients, gradient_norm, is_finite] among the inputs, arrays or specs."""
         names = [item.name for item in cls.inputs]
         return [inputs[names.index(name)] for name in ("gradients", *MEASURED)]
 
 
 def _rate(name: str, convert: Convert) -> Input:
-    """A number of each call."""
+    """Declare an input `name`, a number that each call passes anew; convert: checks it."""
     return Input(name, "float64", memory="host", convert=convert, static=False)
 
 
 DECAY = _rate("weight_decay", positive_or_zero)
-ADAM_RATES = {  # the attributes in whose place they are
+ADAM_RATES = {  # inputs by the operator's attribute that they replace
     "alpha": _rate("beta1", beta),
     "beta": _rate("beta2", beta),
     "lambda_": DECAY,
     "epsilon": _rate("eps", not_negative),
 }
-SGD_RATES = {
+SGD_RATES = {  # as ADAM_RATES
     "momentum": _rate("momentum", positive_or_zero),
     "dampening": _rate("dampening", finite),
     "weight_decay": DECAY,
@@ -186,21 +201,26 @@ SGD_RATES = {
 
 
 class WithRates(Update):
-    """An update whose rates (beta1, eps, ...) are inputs of each call, not attributes.
+    """Base of updates whose rates (beta1, eps, ...) are inputs of each call, not attributes.
 
-    `rule` is the operator's: it makes the kernels' struct of the rates and other attributes.
+    The rates are the last inputs. `rule`, the operator's method, makes the struct that kernels get
+    from the rates and the other attributes.
     """
 
     inputs: ClassVar[tuple[Input, ...]]
-    rates: ClassVar[Mapping[str, Input]]
+    rates: ClassVar[Mapping[str, Input]]  # by the attribute that they replace
 
     def infer(self, *specs: Any) -> Any:
-        """The operator's outputs, from its own inputs: the rates stand behind them."""
+        """Return the operator's inferred outputs, from the inputs ahead of the rates."""
         return super().infer(*specs[: -len(self.rates)])  # type: ignore[misc]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """The rule of the attributes becomes one of each call's rates."""
+        """Return the operator's plan with its struct of attributes replaced by `rule(rates)`.
+
+        specs: of the inputs; the last are those of the rates, values that each call fills in.
+        """
         n = len(self.inputs) - len(self.rates)
+        # The kernels' argument becomes a value that each call computes from its rates.
         first, *others = specs[n : n + len(self.rates)]
         layout = self.rule().dtype  # type: ignore[attr-defined]
         rule = replace(first.then(functools.lru_cache(64)(self.rule), *others), struct=layout)  # type: ignore[attr-defined]
@@ -209,10 +229,10 @@ class WithRates(Update):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The operator's function on the CPU, called with the rates for its attributes."""
+        """Return the operator's function on the CPU, called with the rates for its attributes."""
         update, n = super().cpu_function(), len(cls.rates)
 
-        def step(*inputs: Any, **attributes: Any) -> object:
+        def step(*inputs: Any, **attributes: Any) -> object:  # the last n inputs are rates
             rates = dict(zip(cls.rates, inputs[-n:], strict=True))
             return update(*inputs[:-n], **(attributes | rates))
 
@@ -220,7 +240,10 @@ class WithRates(Update):
 
 
 def _with(step: Step, rule: object, layout: np.dtype[Any]) -> Step:
-    """A launch with another rule."""
+    """Return a launch with `rule` in place of the argument that is a struct of this layout.
+
+    Other steps are returned as they are.
+    """
     if not isinstance(step, Launch):
         return step
     args = tuple(rule if isinstance(a, np.void) and a.dtype == layout else a for a in step.args)
@@ -231,7 +254,7 @@ def _with(step: Step, rule: object, layout: np.dtype[Any]) -> Step:
 
 
 class NormUpdate(Update, GradientNorm):
-    """The norm of the gradients, for updates that are told it."""
+    """GradientNorm as a call of its own, ahead of several updates that read its result."""
 
     name = "GradientNorm"
     operator = GradientNorm
@@ -257,7 +280,7 @@ class SGDStep(Measured, SGDOptimizerList):
 
 
 class MomentumUpdate(Update, SGDMomentumList):
-    """weights = weights - lr b with momentum b."""
+    """weights = weights - lr b with b = momentum b + (1 - dampening) gradients / d."""
 
     name = "SGD"
     operator = SGDMomentumList
@@ -365,7 +388,7 @@ def uncoded(op: Op) -> AdamWStep:
 
 
 class LambUpdate(Update, LambOptimizer):
-    """weights = weights - lr ratio d."""
+    """weights = weights - lr ratio direction, ratio = |weights| / |direction| of each array."""
 
     name = "Lamb"
     operator = LambOptimizer
@@ -465,7 +488,7 @@ class AdamWCodedStepWithRates(Measured, AdamWCodedUpdateWithRates):
 
 @functools.cache
 def named(kind: Any, name: str) -> Any:
-    """Return an operator that is another's under this name."""
+    """Return a subclass of the operator `kind` with this name in messages; cached."""
     if kind.name == name:
         return kind
     return type(kind.__name__, (kind,), {"name": name, "__doc__": kind.__doc__})

@@ -15,9 +15,11 @@ class Whole(Locked):
     """Lock of arrays that form one state; `is_torn` is True if their write was interrupted."""
 
     def __init__(self, name: str, *, is_torn: bool = False) -> None:
+        """name: the class of the arrays' owner, such as "AdamW", for the error."""
         super().__init__()
         self._name = name
         self.is_torn = is_torn  # from the first write to the last one
+        # C functions: no signal handler runs between them and a launch.
         begin, self._end = (partial(setattr, self, "is_torn", x) for x in (True, False))
         self._first, self._only = Marks((begin,)), Marks((begin,), (self._end,))
 
@@ -25,7 +27,7 @@ class Whole(Locked):
         return partial(Whole, self._name, is_torn=self.is_torn), ()
 
     def recover(self) -> None:
-        """Leave `is_torn` as it is: a thread of the parent may have been writing."""
+        """In a forked child, leave `is_torn` as it is: a parent's thread may have been writing."""
 
     def write(self, writes: Sequence[Note]) -> None:
         """Call writes in turn; `is_torn` is True between the first launch and the last.

@@ -24,7 +24,11 @@ Number = float | Changing  # an option of a kernel
 
 
 def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
-    """Return the macros of algorithm/elementwise.cuh: element type, accumulator, bytes a thread."""
+    """Return the macros of algorithm/elementwise.cuh, for elements of dtype t.
+
+    T: its C type. ACC: the C type it is computed in. NBYTES: `nbytes`, those of an array that a
+    thread has.
+    """
     types = element_type(t)
     return {
         "T": types.c_type,
@@ -71,6 +75,7 @@ class ElementwiseOp(Op):
     nbytes: ClassVar[int] = NBYTES
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
+        """Return for each output a Spec with the first input's shape; refuse inputs of others."""
         pairs = zip(self.inputs, inputs, strict=True)
         arrays = {item.name: spec for item, spec in pairs if isinstance(spec, Spec)}
         row = arrays.pop(self.row, None)

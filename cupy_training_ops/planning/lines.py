@@ -11,20 +11,21 @@ from ..dtypes import BFLOAT16, FLOAT64, Dtype
 from ..facts import BUNDLE_THREADS, HELD_NBYTES, MAX_THREADS, SHORT_NBYTES, SHORT_THREADS, WARP
 from ..plan import VEC_NBYTES, Config, Device, align_up, ceil_div
 
-MAX_Z = 64
+MAX_Z = 64  # threads of a block along z
 # Of many rows of up to this size two blocks share a multiprocessor: one computes while the other
 # waits for memory. Each holds a whole row. Of rows twice as long it would read one half again:
 # Softmax of 2,048 x 32,768 in float32 takes 0.156 ms then, instead of 0.136.
 SHARED_ROW_NBYTES = 2**16
-SHARED_ROW_THREADS = MAX_THREADS // 2
-MANY_ROWS = 512
+SHARED_ROW_THREADS = MAX_THREADS // 2  # of a block
+MANY_ROWS = 512  # from here on
 MAX_SLOTS = 2**31 - 2**18  # of a row: batches are counted in 32 bits
 
 
 def register_nbytes(device: Device, t: Dtype) -> int:
-    """Bytes of registers that a thread has for a line that is not short.
+    """Return the bytes of registers in which a thread has its part of a line that is not short.
 
-    Exponentials of float64, and bfloat16 on GPUs that have no instructions for it, take registers.
+    t: dtype of the elements. Exponentials of float64, and bfloat16 on GPUs without instructions for
+    it, take registers themselves.
     """
     scarce = t == FLOAT64 or (t == BFLOAT16 and device.capability < (8, 0))
     return 32 if scarce else HELD_NBYTES
@@ -32,7 +33,10 @@ def register_nbytes(device: Device, t: Dtype) -> int:
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of an array (n_outer, length, stride), elements of a line `stride` apart."""
+    """The n_outer * stride lines of an array of shape (n_outer, length, stride).
+
+    A line is `length` elements, which are `stride` elements apart in memory.
+    """
 
     n_outer: int
     length: int
@@ -40,7 +44,7 @@ class Lines:
 
     @classmethod
     def along(cls, shape: Shape, axis: int) -> Lines:
-        """The lines along one axis."""
+        """Return the lines of a C-contiguous array along one axis, counted from the front."""
         return cls(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
     @property
@@ -51,62 +55,65 @@ class Lines:
 
 @dataclass(frozen=True)
 class Kernels:
-    """A family's kernels for lines, by how they are divided; empty where there is none.
+    """Names of a family's kernels for lines, by how lines are divided; "" if there is none.
 
-    `rows` take any length, `short_rows` need a warp at most, `full_rows` fill the registers of
-    their threads; `bundles` take vectors of neighbouring columns.
+    Rows are lines that are contiguous, columns all others.
     """
 
-    rows: str
+    rows: str  # of any length
     columns: str = ""
-    short_rows: str = ""
-    full_rows: str = ""
-    bundles: str = ""
+    short_rows: str = ""  # that a warp or less holds, SHORT_NBYTES a thread
+    full_rows: str = ""  # that fill the registers of their threads exactly
+    bundles: str = ""  # of as many neighbouring columns as a vector has elements
 
 
 @dataclass(frozen=True)
 class Division:
-    """A kernel, its launch configuration, and its arguments for the lines."""
+    """A kernel by name, its launch configuration, and its arguments for the lines."""
 
     kernel: str
     config: Config
+    # (n_outer, length, threads of a row) of rows, (n_outer, threads) of full ones,
+    # (n_outer, length, stride) of columns, (length, stride) of bundles.
     args: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Registers:
-    """A line in registers: threads have `nbytes` of so many arrays of elements of `itemsize`.
+    """How much of a line a thread has in registers, in slots: vectors of neighbouring elements."""
 
-    `width` elements are a slot of a row; `n_read` of the arrays are there to be read. A block has
-    at most `max_threads`.
-    """
-
-    nbytes: int
-    n_arrays: int
-    itemsize: int
-    width: int
-    n_read: int
-    max_threads: int = MAX_THREADS
-    column_threads: int = MAX_THREADS
+    nbytes: int  # of all arrays, a thread
+    n_arrays: int  # whose lines are in registers
+    itemsize: int  # bytes of an element
+    width: int  # elements of a slot
+    n_read: int  # arrays that the kernel reads
+    max_threads: int = MAX_THREADS  # of a block, for rows
+    column_threads: int = MAX_THREADS  # of a block, for columns
 
     def depth(self, nbytes: int) -> int:
-        """Slots of each array in so many bytes, at least one."""
+        """Return the slots of each array that fit so many bytes of registers, at least one."""
         return max(1, nbytes // (self.width * self.itemsize * self.n_arrays))
 
 
 def division(lines: Lines, registers: Registers, aligned: bool, kernels: Kernels) -> Division:
-    """Rows with vectors where arrays are aligned and rows long enough for some; else columns."""
+    """Return how a launch divides lines among threads: as rows, bundles or columns.
+
+    As rows of vectors if arrays are aligned and lines contiguous and long enough for some. aligned:
+    all arrays begin at multiples of 16 bytes.
+    """
     if not (aligned and fit_rows(lines, registers)):
         bundles = _bundles(lines, registers, kernels.bundles) if aligned else None
         return bundles or _columns(lines, registers, kernels.columns)
     n_slots = lines.length // registers.width
+    # Elements before the first aligned slot and after the last: at most width - 1 each.
     least = 1 if lines.length % registers.width == 0 else 2 * registers.width - 2
     divided = _rows(lines, registers, n_slots, least, kernels)
     return _full_rows(divided, registers, kernels) if least == 1 else divided
 
 
 def fit_rows(lines: Lines, registers: Registers) -> bool:
-    """Return True if lines can be walked as rows of slots, in aligned arrays."""
+    """Return True if lines are contiguous, and whole slots (vectors of registers.width elements),
+    or at least four of them and a rest."""
     n_slots = lines.length // registers.width
     is_whole = lines.length % registers.width == 0
     return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
@@ -115,7 +122,12 @@ def fit_rows(lines: Lines, registers: Registers) -> bool:
 def _rows(
     lines: Lines, registers: Registers, n_slots: int, least: int, kernels: Kernels
 ) -> Division:
-    """Rows by slots; `least` threads have one element at most before or after the slots."""
+    """Divide rows of n_slots slots: as few threads a row as hold it in registers, if any can.
+
+    least: threads of a row at least: one for each element that may be before the first aligned slot
+    or after the last. Of short rows a block has several. kernels: of which `rows` or `short_rows`
+    is launched.
+    """
     threads = max(ceil_div(n_slots, registers.depth(SHORT_NBYTES)), least)
     kernel = kernels.short_rows
     if threads > WARP or not kernel:
@@ -130,7 +142,7 @@ def _rows(
 
 
 def _full_rows(divided: Division, registers: Registers, kernels: Kernels) -> Division:
-    """The division with the kernel for full rows, where rows are full and there is one."""
+    """Return the division with the kernel for full rows if rows are full, else as it is."""
     n_rows, length, threads = divided.args
     is_full = length == threads * registers.width * registers.depth(registers.nbytes)
     if divided.kernel != kernels.rows or not (is_full and kernels.full_rows):
@@ -139,16 +151,18 @@ def _full_rows(divided: Division, registers: Registers, kernels: Kernels) -> Div
 
 
 def _most_threads(lines: Lines, registers: Registers) -> int:
-    """Threads of a row at most."""
+    """Return how many threads a row has at most: a half block of them if two blocks shall share a
+    multiprocessor."""
     row_nbytes = lines.length * registers.itemsize * registers.n_read
     shared = lines.n_outer >= MANY_ROWS and row_nbytes <= SHARED_ROW_NBYTES
     return min(registers.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
 
 
 def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
-    """Neighbouring lines to threads along x, elements of a line along y, other lines along z."""
-    depth = registers.nbytes // VEC_NBYTES // registers.n_arrays
-    x = min(_power(lines.stride), WARP)
+    """Divide columns: neighbouring lines among threads along x, elements of a line along y, lines
+    of other n_outer along z."""
+    depth = registers.nbytes // VEC_NBYTES // registers.n_arrays  # elements of a line a thread
+    x = min(_power(lines.stride), WARP)  # first a warp side by side, more if y leaves room
     most = registers.column_threads // x
     y = min(_power(ceil_div(lines.length, depth)), most)
     y = max(y, min(_power(lines.length), WARP // x))  # elements side by side, where lines are not
@@ -160,9 +174,10 @@ def _columns(lines: Lines, registers: Registers, kernel: str) -> Division:
 
 
 def _bundles(lines: Lines, registers: Registers, kernel: str) -> Division | None:
-    """Neighbouring lines to a vector, vectors to threads along x, slots along y; where they fit.
+    """Divide bundles of registers.width neighbouring columns, a vector: a warp of bundles along x,
+    elements of the columns along y. None if they do not fit a block or there is no such kernel.
 
-    Each line of a vector has a thread along y that leads it.
+    At least `width` threads along y: one leads each column of the bundle.
     """
     y = max(ceil_div(lines.length, registers.depth(registers.nbytes)), registers.width)
     is_whole = lines.stride % registers.width == 0 and lines.stride >= registers.width * WARP
@@ -173,5 +188,5 @@ def _bundles(lines: Lines, registers: Registers, kernel: str) -> Division | None
 
 
 def _power(n: int) -> int:
-    """The power of two that is at least n and 1."""
+    """Return the least power of two that is at least n, and at least 1."""
     return 1 << max(0, n - 1).bit_length()

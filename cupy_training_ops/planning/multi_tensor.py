@@ -17,30 +17,27 @@ from ..declare.schema import Spec
 from ..dtypes import UINT8
 from ..plan import MAX_GRID, Launch, Pointers, ScratchMemory, by_value, ceil_div
 
-Listed = Sequence[Spec | None]
+Listed = Sequence[Spec | None]  # a list of tensors; None is missing
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Several lists of the same tensors for one table of addresses: Columns in the kernels' header.
-
-    `at` has for each list of the kernel its place in `lists`, or -1 where it is absent.
-    """
+    """Several lists of the same number of tensors, whose addresses a launch has in one table."""
 
     lists: tuple[Listed, ...]
-    at: tuple[int, ...]
-    n_pointers: int  # that the table has room for
-    are_written: bool
+    at: tuple[int, ...]  # for each list of the kernel its index in `lists`; -1: absent
+    n_pointers: int  # addresses that the table has room for
+    are_written: bool  # an output is there
 
     @classmethod
     def of(
         cls, inputs: Sequence[Listed], outputs: Mapping[int, Listed], n_pointers: int
     ) -> Columns:
-        """Inputs, then outputs by the places of the inputs that they replace.
+        """Make columns of the inputs, then the outputs.
 
-        Outputs in place of their inputs take no room of their own. n_pointers: addresses that the
-        table of a launch has room for, those of all lists together.
+        outputs: by the index of the input that each replaces; one in its very arrays takes no room
+        of its own. n_pointers: addresses of all lists that the table of a launch has room for.
         """
         lists: list[Listed] = []
         at: list[int] = []
@@ -60,26 +57,27 @@ class Columns:
 
     @property
     def most(self) -> int:
-        """Tensors of each list that there is room for."""
+        """Return of how many tensors a launch's table has room for the addresses in all lists."""
         return self.n_pointers // len(self.lists)
 
 
 def _is_there(items: Listed) -> bool:
+    """Return True if a list has a tensor."""
     return any(spec is not None for spec in items)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The tensors of one launch: their places in the list, how many chunks they are, and sizes."""
+    """The tensors of one launch, divided into chunks, each for a block."""
 
-    members: tuple[int, ...]
-    n_chunks: int
-    sizes: np.void
-    capacity: int
+    members: tuple[int, ...]  # indices in the whole list
+    n_chunks: int  # of all of them
+    sizes: np.void  # struct TensorSizes: elements of each, and its first chunk
+    capacity: int  # tensors that the struct has room for
 
     @classmethod
     def of(cls, members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:
-        """Make the batch of the tensors at the places `members`, of `sizes` elements each.
+        """Make the batch of the tensors with indices `members`; sizes[i]: elements of the i-th.
 
         chunk: elements of a chunk. capacity: tensors that the table has room for; entries behind
         the last one hold the number of all chunks.
@@ -94,20 +92,21 @@ class Batch:
         return cls(members, n_chunks, table, capacity)
 
     def pointers(self, specs: Sequence[Spec | None]) -> Pointers:
-        """Their addresses, from all arrays of the list."""
+        """Return the launch argument with their addresses; specs: the whole list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
     def addresses(self, columns: Columns) -> tuple[Pointers, np.void]:
-        """The addresses of several lists in one table, and where each of them begins in it."""
+        """Return two launch arguments: the addresses of these tensors in all lists, list after
+        list, and struct Columns, which says where in them each list begins."""
         specs = (items[i] for items in columns.lists for i in self.members)
         layout = facts.Columns.of(len(columns.at))
         at = by_value(layout, at=columns.at, n_tensors=len(self.members))
         return Pointers(tuple(specs), columns.n_pointers), at
 
     def starts(self, starts: Sequence[int]) -> np.void:
-        """The launch argument that says where each tensor of the batch begins in a joined array.
+        """Return the launch argument with where these tensors begin in an array that joins all.
 
-        starts: where each tensor of the whole list begins there.
+        starts: the first element there of each tensor of the whole list.
         """
         padded = np.zeros(self.capacity, np.int64)
         padded[: len(self.members)] = [starts[i] for i in self.members]
@@ -121,11 +120,11 @@ def batches(
     most: int | None = None,
     most_chunks: int | None = None,
 ) -> Iterator[Batch]:
-    """The tensors of a list that have elements, in order, divided among launches.
+    """Yield a batch for each launch: the tensors of a list that have elements, in order.
 
-    sizes: elements of each tensor. chunk: elements that a block takes.
-    Tables of sizes have room for `capacity` tensors. A launch gets at most `most` of them, and at
-    most `most_chunks` chunks, or one tensor that has more.
+    sizes: elements of each tensor. chunk: elements of a chunk. capacity: tensors that a launch's
+    table of sizes has room for. most, most_chunks: tensors and chunks of a launch at most (None:
+    `capacity`, and blocks of a grid); one tensor may have more chunks.
     """
     members = [i for i, size in enumerate(sizes) if size]
     for run in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
@@ -135,7 +134,8 @@ def batches(
 def _runs(
     members: Sequence[int], sizes: Sequence[int], chunk: int, most: int, most_chunks: int
 ) -> Iterator[tuple[int, ...]]:
-    """Runs of at most `most` tensors and `most_chunks` chunks, or of one tensor."""
+    """Yield the indices `members` in runs of at most `most` tensors and `most_chunks` chunks, or of
+    one tensor. chunk: its elements; sizes: elements of each tensor, by index."""
     run: list[int] = []
     n_chunks = 0
     for i in members:
@@ -150,9 +150,9 @@ def _runs(
 
 
 def one_or_more_batches(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
-    """The batches of a list of one dtype; one without tensors where none has elements.
+    """Return the batches of a list of one dtype; an empty one if no tensor has elements.
 
-    chunk_nbytes: bytes that a block takes. capacity: tensors of a launch.
+    chunk_nbytes: bytes of a chunk. capacity: tensors of a launch at most.
     """
     chunk = chunk_nbytes // xs[0].dtype.itemsize
     listed = list(batches([x.size for x in xs], chunk, capacity))
@@ -167,12 +167,14 @@ def l2_norm(
     scratch: ScratchMemory,
     *results: object,
 ) -> tuple[Launch, ...]:
-    """The norm of a list: a launch a batch, of `most_blocks` at most; the last writes `results`.
+    """Return the launches for the norm of a list of tensors, one a batch; the last writes it.
 
-    The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
+    parts: the batches. xs: all tensors. most_blocks: of a launch. launch: makes one of a grid and
+    (addresses, sizes, partial sums, ticket, Partials, *results). scratch: where sums are reserved.
+    results: arguments for what is done with the norm.
     """
     blocks = [max(1, min(batch.n_chunks, most_blocks)) for batch in parts]
-    ticket = scratch.zeros(1, np.uint32)
+    ticket = scratch.zeros(1, np.uint32)  # by which blocks learn that they are the last
     partials = scratch.take(facts.SUMS_NBYTES * sum(blocks), UINT8)
     firsts = itertools.accumulate(blocks, initial=0)
     launches = []

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""An optimizer's step: what all of them declare, check and launch; numbers are in math/step.cuh."""
+"""An optimizer's step: what all of them declare, check and launch; numbers are in math/step.cuh.
+
+In declarations `variable` is the type variable of the input or output, `doc` its words in the help
+text. `op`: the operator's name in messages.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,18 @@ from ..plan import Config, Launch, Plan, Work, slots
 from .multi_tensor import Columns, Listed, MakeLaunch, batches
 
 HALVES = (FLOAT16, BFLOAT16)
-NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
+# Dtypes of learning rates, scales and norms in arrays: read at run time, no kernel is compiled for
+# one.
+NUMBERS: tuple[Dtype, ...] = FLOATS
 
-MAX_STEP = 2**63 - 1  # the one after it has no room in int64
+MAX_STEP = 2**63 - 1  # int64 does not hold the next one
 
 
 def first_step(value: object) -> int:
-    """A step, counted from 1, that int64 has room for, and the one after it."""
+    """A step, counted from 1, that int64 has room for, and the one after it.
+
+    Return it as an int; ArgumentError for other values.
+    """
     step = integer(value)
     if step < 1:
         raise ArgumentError(f"expected a step of at least 1, got {shown(step)}")
@@ -44,7 +53,10 @@ def first_step(value: object) -> int:
 
 
 def not_negative(value: object) -> float:
-    """A number of at least 0."""
+    """A number of at least 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not number >= 0:
         raise ArgumentError(f"expected a number of at least 0, got {number}")
@@ -52,7 +64,10 @@ def not_negative(value: object) -> float:
 
 
 def above_zero(value: object) -> float:
-    """A number above 0."""
+    """A number above 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if not number > 0:
         raise ArgumentError(f"expected a number above 0, got {number}")
@@ -60,12 +75,18 @@ def above_zero(value: object) -> float:
 
 
 def scale(value: object) -> float:
-    """A loss scale: finite, and above 0."""
+    """A loss scale: finite, and above 0.
+
+    Return it as a float; ArgumentError for other values.
+    """
     return above_zero(finite(value))
 
 
 def limit(value: object) -> float:
-    """A lower or upper limit, not NaN."""
+    """A lower or upper limit, not NaN.
+
+    Return it as a float; ArgumentError for other values.
+    """
     number = real(value)
     if math.isnan(number):
         raise ArgumentError("expected a number, got nan")
@@ -73,7 +94,10 @@ def limit(value: object) -> float:
 
 
 def decay(value: object) -> float:
-    """A finite number of at least 0, below 1 where biases are corrected."""
+    """A finite number of at least 0, below 1 where biases are corrected.
+
+    Return it as a float; ArgumentError for other values. Below 1 is checked elsewhere.
+    """
     number = real(value)
     if not 0 <= number < math.inf:
         raise ArgumentError(f"expected a finite number of at least 0, got {number}")
@@ -81,7 +105,10 @@ def decay(value: object) -> float:
 
 
 def seed(value: object) -> int:
-    """An integer from 0 on, below 2^64."""
+    """An integer from 0 on, below 2^64.
+
+    Return it as an int; ArgumentError for other values.
+    """
     number = integer(value)
     if not 0 <= number < 2**64:
         raise ArgumentError(f"expected a seed from 0 on, below 2^64, got {shown(number)}")
@@ -105,7 +132,10 @@ def refuse_uncorrectable(op: str, **decays: object) -> None:
 def number(
     name: str, variable: str, doc: str = "", optional: bool = False, convert: Convert = finite
 ) -> Input:
-    """A real number that a step takes, such as a learning rate."""
+    """Return the declaration of a real number, such as a learning rate: on the host or in an array.
+
+    optional: a call may leave it out. convert: checks a number on the host.
+    """
     return Input(
         name, variable, memory="either", optional=optional, convert=convert,
         shape="one element", doc=doc,
@@ -113,7 +143,7 @@ def number(
 
 
 def step_input(name: str, variable: str, optional: bool = False) -> Input:
-    """The step that is made, counted from 1."""
+    """Return the declaration of the input that counts steps from 1; variable: its type variable."""
     doc = "of an array, one below 1 corrects no bias"
     return Input(
         name, variable, memory="either", optional=optional, convert=first_step,
@@ -131,11 +161,14 @@ UPDATE_SIGNAL = Input(
     doc="False: nothing changes; True where it is left out",
 )
 
-ABSENT_NORM = math.nan  # which clips nothing
+ABSENT_NORM = math.nan  # in place of a norm that was left out: clips nothing
 
 
 def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
-    """Loss scale, and the norm of the gradients called `name`, with these type variables."""
+    """Return the declarations of two optional inputs: loss_scale, and `name`, the gradients' norm.
+
+    loss_scale, norm: their type variables.
+    """
     doc = "of the gradients; 1 where it is left out"
     return (
         number("loss_scale", loss_scale, doc, optional=True, convert=scale),
@@ -144,7 +177,7 @@ def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
 
 
 def signal_output(name: str) -> Output:
-    """The update signal, in its place."""
+    """Return the declaration of an output `name` that is the input update_signal, in its place."""
     return Output(
         name, "bool", memory="either", aliases="update_signal",
         shape="one element", doc="the update signal; of shape () where that is no array",
@@ -152,7 +185,7 @@ def signal_output(name: str) -> Output:
 
 
 def step_output(name: str, step: str, variable: str) -> Output:
-    """The step after this one, in its place."""
+    """Return the declaration of an output `name`: the next step, in place of the input `step`."""
     return Output(
         name, variable, memory="either", aliases=step, shape="one element",
         doc=f"{step} + 1, or {step} where the step is skipped",
@@ -160,24 +193,24 @@ def step_output(name: str, step: str, variable: str) -> Output:
 
 
 def max_norm(doc: str) -> Input:
-    """The limit of the gradients' norm: an input, not an attribute."""
+    """Return the declaration of the input max_norm, the limit of the gradients' norm."""
     return number("max_norm", "T_MAX_NORM", doc, optional=True, convert=above_zero)
 
 
 def lists(variable: str, *names: str) -> tuple[Input, ...]:
-    """Lists of arrays like the weights."""
+    """Return declarations of inputs that are lists of arrays with the shapes of the weights."""
     shape = "shapes of weights"
     return tuple(Input(name, variable, variadic=True, shape=shape) for name in names)
 
 
 def weights(variable: str) -> Input:
-    """The list that all others are like."""
+    """Return the declaration of the list of weights, whose shapes all other lists have."""
     doc = "at least one array"
     return Input("weights", variable, variadic=True, shape="any shapes", doc=doc)
 
 
 def low_precision(variable: str) -> Input:
-    """The list of copies in low precision."""
+    """Return the declaration of the list of low-precision copies of weights; some may be None."""
     return Input(
         "mixed_precision_weights", variable, optional=True, variadic=True, holes=True,
         shape="shapes of weights",
@@ -187,7 +220,11 @@ def low_precision(variable: str) -> Input:
 def list_output(
     name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
 ) -> Output:
-    """A list of arrays in place of an input's."""
+    """Return the declaration of an output `name`, a list of arrays, written into those of the
+    input `alias`.
+
+    like: for help, the input whose shapes it has. on_request: only if `outputs=` names it.
+    """
     return Output(
         name, variable, variadic=True, aliases=alias, on_request=on_request,
         shape=f"shapes of {like}",
@@ -195,12 +232,15 @@ def list_output(
 
 
 def value_or(value: object, absent: object) -> object:
-    """An optional number, or what stands for an absent one."""
+    """Return an optional number, or `absent` for None."""
     return absent if value is None else value
 
 
 def refuse_other_shapes(op: str, name: str, got: Any, like: str, expected: Any) -> None:
-    """Refuse arrays, or lists of them, that do not have the shapes of the expected ones."""
+    """Refuse an array, or a list of them, that has not the shape or shapes of `expected`.
+
+    name, like: of the two in messages. None, an optional input that was left out, is accepted.
+    """
     if got is None:  # where the declaration lets it be absent
         return
     if isinstance(expected, Spec):
@@ -222,9 +262,9 @@ def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
 def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Inferred:
     """Return the counter after this step, for infer: step + 1, or step if it is skipped.
 
-    step: an array, for which `count_step` launches a kernel, or a number on the host, counted here.
-    update: the update signal, None if left out; an array only beside an array `step`, as the host
-    cannot read it.
+    name: of the input, for messages. step: an array, for which `count_step` launches a kernel, or a
+    number on the host, counted here. update: the update signal, None if left out; an array only
+    beside an array `step`, as the host cannot read it.
     """
     if isinstance(step, Spec):
         return step
@@ -237,7 +277,7 @@ def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Infer
 
 
 def signal(update: Spec | Changing | None) -> Inferred:
-    """The output of the update signal: the input, or True where it is left out."""
+    """Return the update signal as an output, for infer: the input, or True if it is left out."""
     return np.ones((), BOOL) if update is None else update
 
 
@@ -254,16 +294,22 @@ def launch(
     lists: int,
     types: Mapping[str, Dtype],
 ) -> Launch:
-    """A launch of a family whose kernels share their slots.
+    """Return a launch of a kernel of optimizer steps, whose slots are those of its family.
 
-    A block takes `chunk_nbytes`, a launch `capacity` tensors and addresses of `lists` lists.
+    symbol, args: its name and arguments. grid, threads: blocks, and threads of each. chunk_nbytes:
+    bytes that a block takes. capacity: tensors of a launch at most; lists: lists of tensors, whose
+    addresses are in one table. types: dtypes of the slots for types.
     """
     sizes = {"CHUNK_NBYTES": chunk_nbytes, "CAPACITY": capacity, "POINTERS": lists * capacity}
     return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
 
 
 def low_precision_lists(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
-    """Low-precision weights before and after, both () if not wanted; True if they are bfloat16."""
+    """Return (low-precision weights before, after, True if they are bfloat16).
+
+    mixed, copied: specs of the input and the output, or None. Both results are () if the output is
+    not asked for.
+    """
     present = [spec for spec in mixed or () if spec is not None]
     if mixed is None or copied is None or not present or not any(copied):
         return (), (), False
@@ -302,7 +348,11 @@ def count_step(
     update: object,
     stepped: Spec | None,
 ) -> Plan:
-    """The step after this one, where it is an array that is asked for."""
+    """Return a plan of one launch, of one thread, that writes the next step to the array `stepped`.
+
+    None if that is not asked for: an empty plan. The others are numbers or arrays: the kernel
+    counts on unless `update` is False or rate or loss scale allow no step.
+    """
     if stepped is None:
         return Plan()
     count = launch(1, (rate, step, scale, value_or(update, True), stepped))
@@ -310,7 +360,7 @@ def count_step(
 
 
 def pass_signal(update: object, signalled: Spec | None) -> Plan:
-    """The update signal, where it is to be in another array."""
+    """Return a plan that copies the update signal to the array `signalled`, if that is another."""
     if not isinstance(update, Spec) or signalled is None or signalled.in_place:
         return Plan()
     return Plan((Work("copy", (update, signalled)),))

@@ -19,13 +19,15 @@ from multiprocessing.connection import wait
 from ..errors import GroupError, raise_if_from_handler
 from .engine import Engine, pack
 
-SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
+# Environment variables of a process that `cupy-training-ops launch` started: file descriptors of
+# its sockets by rank, none for itself ("3,,4" of rank 1 of 3), and the launcher's process id.
+SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"
 
 Sockets = Mapping[int, socket.socket]  # by the ranks at their other ends
 
-_LENGTH = struct.Struct("<Q")  # of a message, ahead of it
+_LENGTH = struct.Struct("<Q")  # bytes of a message, sent ahead of it
 _MAX_WAIT = 1e6  # seconds
-_MAX_READ = 2**20  # bytes: room is made for all that is asked for
+_MAX_READ = 2**20  # bytes of one recv, which allocates all that it asks for
 
 
 class Embedded(Engine):
@@ -34,13 +36,14 @@ class Embedded(Engine):
     name = "embedded"
 
     def __init__(self, rank: int, sockets: Sockets, timeout: float) -> None:
+        """sockets: connected ones, by the rank at the other end. timeout: seconds."""
         super().__init__(rank, len(sockets) + 1, timeout)
         self.sockets = sockets
-        self._open = {sock: peer for peer, sock in sockets.items()}  # may still say something
+        self._open = {sock: peer for peer, sock in sockets.items()}  # not yet at their end
         self._half_told: set[int] = set()  # peers that got only a part of a message so far
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send a message to a rank.
+        """Send `data`, the bytes of a message, to rank `peer` within `seconds`.
 
         If its connection is closed, raise GroupError with the reason it left, or EOFError without
         one.
@@ -60,12 +63,14 @@ class Embedded(Engine):
         self._half_told.discard(peer)
 
     def listen(self, peer: int | None, seconds: float) -> None:
+        """Read a message from each socket that has one; wait up to `seconds` for the first."""
         for sock in wait(list(self._open), min(seconds, _MAX_WAIT)):
             assert isinstance(sock, socket.socket)
             self._read(sock)
 
     def farewell(self, number: int, words: str) -> None:
-        """Send the last words and close, without words to whom they would end a half message."""
+        """Send the last words, a message with number LEFT or FAULT, and shut down; a peer with half
+        a message gets none, as they would be read as its rest."""
         for peer, sock in self.sockets.items():
             with contextlib.suppress(OSError):
                 if peer not in self._half_told:
@@ -74,13 +79,14 @@ class Embedded(Engine):
                 sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
 
     def release(self) -> None:
+        """Close all sockets."""
         self._open.clear()
         for sock in self.sockets.values():
             with contextlib.suppress(OSError):
                 sock.close()
 
     def _read(self, sock: socket.socket) -> None:
-        """A message, or the end of the connection."""
+        """Read a message from a peer's socket, or note that its connection ended."""
         peer = self._open[sock]
         try:
             sock.settimeout(min(self.timeout, _MAX_WAIT))
@@ -101,13 +107,14 @@ class Embedded(Engine):
 
 
 def _say(sock: socket.socket, data: bytearray, seconds: float) -> None:
+    """Send the length of a message, then its bytes, within `seconds` each."""
     sock.settimeout(min(seconds, _MAX_WAIT))
     sock.sendall(_LENGTH.pack(len(data)))
     sock.sendall(data)
 
 
 def _receive(sock: socket.socket, n: int) -> bytearray:
-    """So many bytes."""
+    """Receive exactly n bytes; raise ConnectionResetError if the connection ends before."""
     data = bytearray()
     while len(data) < n:
         part = sock.recv(min(n - len(data), _MAX_READ))
@@ -118,7 +125,11 @@ def _receive(sock: socket.socket, n: int) -> bytearray:
 
 
 def socket_pairs(n: int) -> Iterator[dict[int, socket.socket]]:
-    """For each rank, one after the other, its sockets; a pair is made for the first of its two."""
+    """Yield for each of n ranks {peer: socket to it}, rank by rank.
+
+    A pair of sockets is made as its lower rank's are yielded, so few are open if the caller closes
+    them early.
+    """
     ends: list[dict[int, socket.socket]] = [{} for _ in range(n)]
     try:
         for rank, own in enumerate(ends):
@@ -135,7 +146,10 @@ def socket_pairs(n: int) -> Iterator[dict[int, socket.socket]]:
 
 
 def from_launcher(variables: MutableMapping[str, str], timeout: float) -> Embedded:
-    """The engine of a process that `launch` started; there is one in each."""
+    """Make the engine of a process that `launch` started, from its inherited sockets, once.
+
+    Removes SOCKETS from the variables. Raises GroupError for a second time, or a grandchild.
+    """
     own = variables.pop(SOCKETS, "none") if variables[LAUNCHER] == str(os.getppid()) else "none"
     try:
         descriptors = [int(text) if text else None for text in own.split(",")]

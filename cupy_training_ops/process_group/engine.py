@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How a rank reaches the others: whole messages in order, and an end that all of them notice."""
+"""How a rank reaches the others: whole messages in order, and an end that all of them notice.
+
+An Engine is one rank's end of the connections; subclasses carry bytes by sockets, MPI or PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,46 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..errors import GroupError, printable, raise_if_from_handler
 
-GRACE = 1.0  # seconds more for those who wait for one that waits for others
-SPIN = 1e-3  # seconds of looking without a pause
+GRACE = 1.0  # seconds beyond the timeout for a rank that waits for one that waits for others
+SPIN = 1e-3  # seconds of waiting for a message without a sleep
 STOPPED = "stopped in the middle of a call"
-LEFT, FAULT = 0, 2**64 - 1  # in the place of a number: the last words of a rank
-MAX_WORDS = 1000  # characters of what another rank says, in an error
+LEFT, FAULT = 0, 2**64 - 1  # a message's number where a rank leaves, or ends the group
+MAX_WORDS = 1000  # characters of another rank's message that an error shows
 
 _HEAD = struct.Struct("<QII")  # number; bytes of the text, how many parts
 
 SEPARATOR = "; "  # in a description, of a call and its arrays
 DISAGREE = "the ranks disagree: "
-AGAIN = "once more "  # ahead of a description that the receiver need not answer
+AGAIN = "once more "  # begins a description whose sender goes on without an answer
 
 Ranks = tuple[int, ...]  # of a sub-group, in order
-Part = bytes | bytearray | memoryview
-# From the arrays of each rank, as bytes, to what each gets; None where descriptions are all.
+Part = bytes | bytearray | memoryview  # the bytes of an array
+# From each rank's parts to the parts that each rank gets; None if only descriptions are compared.
 Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]] | None
 
 
 class Message(NamedTuple):
     """The n-th message from one rank to another: a text and the bytes of arrays."""
 
-    number: int
+    number: int  # from 1 on, or LEFT or FAULT
     text: str
     parts: list[memoryview]
 
 
 def pack(number: int, text: str, parts: Sequence[Part] = ()) -> bytearray:
-    """A message as bytes: a head, the lengths of the parts, the text, the parts."""
+    """Return a message as bytes: _HEAD, bytes of each part as uint64, the text, the parts."""
     words = text.encode()
     head = _HEAD.pack(number, len(words), len(parts))
     return bytearray().join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
 
 
 def unpack(data: Part) -> Message:
-    """The message that a peer sent; the end of the group where it cannot be one."""
+    """Return the message whose bytes a peer sent (data); one with number FAULT if they are none."""
     view = memoryview(data)
     with contextlib.suppress(struct.error):
         number, n_text, n = _HEAD.unpack_from(view)
         lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
+        # ends[i]: where the i-th part begins; the text ends at ends[0].
         ends = list(itertools.accumulate(lengths, initial=_HEAD.size + 8 * n + n_text))
         if ends[-1] == len(view):
             text = str(view[ends[0] - n_text : ends[0]], "utf-8", "replace")
@@ -61,12 +65,15 @@ def unpack(data: Part) -> Message:
 
 
 def quote(text: str) -> str:
-    """The beginning of a text that another rank sent, as a terminal may show it."""
+    """Return MAX_WORDS characters of a text that another rank sent, control characters escaped."""
     return printable(text[:MAX_WORDS])
 
 
 def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
-    """Words that name a rank whose call differs from the first one's; empty where all agree."""
+    """Return a message that names a rank whose call differs from the first one's; "" if none does.
+
+    texts: the description of each rank's call: the call, then its arrays, joined by SEPARATOR.
+    """
     for rank, text in zip(ranks, texts, strict=True):
         if text != texts[0]:
             first, other = map(quote, _difference(texts[0], text))
@@ -75,7 +82,8 @@ def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
 
 
 def _difference(mine: str, theirs: str) -> tuple[str, str]:
-    """The calls of two descriptions, and the first arrays in which they differ."""
+    """Return of each description the call and the first array that differs, or the call alone:
+    "AllReduce of 2 arrays, number 0 float32 (3,)"."""
     a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
     place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
     if place == 0:
@@ -84,49 +92,58 @@ def _difference(mine: str, theirs: str) -> tuple[str, str]:
 
 
 class Engine:
-    """One rank's messages. Five methods are those of what carries them; this rank is alone.
+    """One rank's messages to and from the others; this class is for a rank alone.
 
-    Between two ranks each message has its number, and another than the next ends the group. What
-    has come is taken, also from a rank that has left or ended the group behind it. Who uses an
-    engine holds its `lock`, but for `end`.
+    Subclasses carry bytes by `put`, `listen`, `farewell`, `release` and `abandon`. Messages from
+    one rank to another are numbered from 1 on; a number out of order ends the group. Messages that
+    have come can be received after their sender left. The caller of any method but `end` holds
+    `lock`.
     """
 
-    name: ClassVar[str] = "alone"
-    pause: ClassVar[float] = 0.0  # seconds between looks, at most, where `listen` does not wait
+    name: ClassVar[str] = "alone"  # in a group's repr
+    pause: ClassVar[float] = 0.0  # longest sleep between calls of a `listen` that does not wait
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
+        """rank: this rank, of `size` ranks. timeout: seconds to wait for another rank."""
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.local_rank = rank  # and how many there are on the node, if it is known
-        self.local_size: int | None = None
+        self.local_rank = rank  # number of this rank on its node
+        self.local_size: int | None = None  # ranks on the node; None if unknown
         self.others = [peer for peer in range(size) if peer != rank]
-        self.fault = ""  # why the group cannot go on; the first words count
-        self.told = ""  # the same, as others or their ends told it
-        self.last_words = ""  # what went wrong here, of a rank that leaves
+        self.fault = ""  # why the group cannot go on, set by `end`; "" while it can
+        self.told = ""  # why others ended the group, by their messages or connections
+        self.last_words = ""  # what went wrong on this rank, which `close` tells the others
         self.lock = threading.Lock()
-        self.sent, self.heard = Counter[int](), Counter[int]()  # messages
-        self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)
-        self._left: dict[int, str] = {}  # and what went wrong there
-        self.has_ended = False  # so that the others need not be told
+        self.sent, self.heard = Counter[int](), Counter[int]()  # number of messages, by peer
+        self._inbox: defaultdict[int, deque[Message]] = defaultdict(deque)  # by peer
+        self._left: dict[int, str] = {}  # last words of ranks that left, "" if all was well
+        self.has_ended = False  # True once `end` has told the others
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Give a peer a message; TimeoutError, EOFError, GroupError where it does not take it."""
+        """Send `data`, the bytes of a message, to rank `peer`.
+
+        Raises TimeoutError after `seconds`, EOFError if the peer has left, GroupError if the group
+        has ended.
+        """
         raise NotImplementedError
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Note what has come, of this peer at least; an engine may wait so long for more."""
+        """Pass messages that have come to `hear`: those of `peer` at least, if it is not None.
+
+        An engine may wait up to `seconds` for one.
+        """
 
     def farewell(self, number: int, words: str) -> None:
-        """Last words to all others, as well as they still can be said, and without waiting."""
+        """Try to send a last message to all others without waiting; number: LEFT or FAULT."""
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Close connections."""
 
     def abandon(self) -> None:
-        """Let go of everything in a forked child, without a word to anybody."""
+        """Close this process' copies of connections in a forked child; send nothing."""
         self.release()
 
     def send(self, peer: int, text: str, parts: Sequence[Part] = ()) -> None:
-        """A message to another rank."""
+        """Send a text and bytes to rank `peer`; GroupError if it does not take them in time."""
         self.sent[peer] += 1
         more = GRACE if peer < self.rank else 0.0  # the first rank of a call waits less
         try:
@@ -140,7 +157,7 @@ class Engine:
             raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(self, peer: int, what: str, seconds: float, *, keep: bool = False) -> Message:
-        """The next message of a rank, within `seconds`.
+        """Return the next message of rank `peer`; raise GroupError if none comes within `seconds`.
 
         what: the message's name, for errors. keep: leave the message in the inbox.
         """
@@ -157,9 +174,10 @@ class Engine:
         return inbox[0] if keep else inbox.popleft()
 
     def until(self, is_done: Callable[[], object], seconds: float, peer: int) -> None:
-        """Listen until `is_done()` is true.
+        """Listen to a peer until `is_done()` is true.
 
-        GroupError as the group ends, EOFError as the peer leaves, TimeoutError behind `seconds`.
+        Raises GroupError once the group ends, EOFError if the peer leaves, TimeoutError after
+        `seconds`.
         """
         since = time.monotonic()
         while not is_done():
@@ -171,11 +189,12 @@ class Engine:
             if waited > seconds:
                 raise TimeoutError
             if waited > SPIN:
-                time.sleep(min(waited / 8, self.pause))
+                time.sleep(min(waited / 8, self.pause))  # longer, the longer it waited
             self.listen(peer, seconds - waited)
 
     def hear(self, peer: int, data: Part) -> None:
-        """Note what a peer said."""
+        """Unpack `data`, a peer's message: into its inbox, or to note that it left or that the
+        group ended."""
         message, due = unpack(data), self.heard[peer] + 1
         number = message.number
         if number == LEFT:
@@ -195,12 +214,12 @@ class Engine:
     def exchange(
         self, ranks: Ranks, text: str, parts: Sequence[Part], answer: Answer
     ) -> tuple[str, Sequence[Any]]:
-        """Compare the ranks' calls; return how they differ ("": they agree), and this rank's parts.
+        """Compare the ranks' calls; return (how they differ, "" if they agree; this rank's share).
 
         Each rank sends `text`, which describes its call, and `parts` to the first of `ranks`. That
-        one answers with the differences, and with what answer([parts of each rank]) has for the
-        rank. A text that begins with AGAIN is of a rank that went on without an answer, so a
-        difference is an error.
+        one replies with the difference and the rank's share: answer([parts of each rank])[its index
+        in ranks]. A text that begins with AGAIN is of a rank that went on without an answer, so a
+        difference raises GroupError.
         """
         root, what = ranks[0], text.partition(SEPARATOR)[0]
         if self.rank == root:
@@ -221,12 +240,12 @@ class Engine:
         return reply.text, reply.parts
 
     def news(self) -> str:
-        """A fault of another rank, in words, as far as one is known without waiting."""
+        """Return why another rank ended the group, without waiting; "" if none has."""
         self.listen(None, 0)
         return self.told or next(filter(None, self._left.values()), "")
 
     def end(self, words: str) -> None:
-        """Note that and why the group cannot go on, and tell the others; from any thread."""
+        """Note that the group cannot go on, and tell the others, from any thread; words: why."""
         if not self.has_ended:
             self.has_ended = True
             self.fault = self.fault or STOPPED  # before anything that may fail
@@ -235,9 +254,9 @@ class Engine:
                 self.farewell(FAULT, self.fault)
 
     def close(self) -> None:
-        """Tell the others that this rank leaves, with `last_words`, and let go of everything.
+        """Tell the others that this rank leaves, with `last_words`, and close connections.
 
-        After a fault nothing is told: that is the work of `end`.
+        After a fault nothing is sent: `end` has told them.
         """
         with contextlib.suppress(Exception):
             if not self.fault:

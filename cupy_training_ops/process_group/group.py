@@ -18,11 +18,11 @@ from ..summary import Summary
 from . import embedded
 from .engine import GRACE, STOPPED, Answer, Engine, Part, Ranks, quote
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = 300.0  # seconds
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
 TORCH = ("RANK", "WORLD_SIZE")
 
-INSTEAD = (
+INSTEAD = (  # end of an error's message: how ranks are started
     "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
     "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
 )
@@ -31,7 +31,8 @@ ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
 MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
 IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
 
-_of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
+# A forked child's copies of connections, referenced for ever: a destructor would end the parent's.
+_of_parents: list[object] = []
 
 
 class Sizes(NamedTuple):
@@ -78,6 +79,11 @@ class ProcessGroup(Summary):
         secret: object = None,
         **sizes: int | None,
     ) -> None:
+        """Connect to the other ranks, which all call this, by the launcher's environment variables.
+
+        rank, size: none, or 0 and 1 for a rank alone. address, secret: arguments of older versions,
+        refused. timeout: seconds to wait for others. sizes: data_size, horizontal_size, local_size.
+        """
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
             raise ArgumentError(f"ProcessGroup: {name}: ranks meet by no address now: {INSTEAD}")
@@ -91,7 +97,7 @@ class ProcessGroup(Summary):
 
     @classmethod
     def from_mpi(cls, comm: Any = None, timeout: float | None = None, **sizes: int | None) -> Self:
-        """Make a group of the ranks of an mpi4py communicator, by default COMM_WORLD.
+        """Make a group of the ranks of `comm`, an mpi4py communicator, by default COMM_WORLD.
 
         All of its ranks call this. sizes: data_size, horizontal_size, local_size. After a fault
         every rank raises GroupError, and as it exits MPI aborts the job.
@@ -130,21 +136,27 @@ class ProcessGroup(Summary):
 
     @classmethod
     def _over(cls, engine: Engine, sizes: Sizes, compares: bool = True) -> Self:
-        """Make a group over an engine, without `__init__`, which reads the environment."""
+        """Make a group over an engine, without `__init__`, which reads the environment.
+
+        compares: refuse sizes that differ from the other ranks'.
+        """
         group = cls.__new__(cls)
         group._start(engine, sizes, compares)
         return group
 
     def _start(self, engine: Engine, sizes: Sizes, compares: bool = True) -> None:
-        """Set all attributes; `compares`: refuse sizes that differ from the other ranks'."""
+        """Set all attributes; `compares`: refuse sizes that differ from the other ranks'.
+
+        rank, size; local_rank, local_size: of the ranks on this node; everyone: (0, ..., size - 1).
+        """
         self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
         self.local_rank, self.everyone = engine.local_rank, tuple(range(engine.size))
         local = sizes.local_size
         self.local_size = engine.local_size if local is None else local
-        self.device: int | None = None  # the GPU that it communicates from, once it has
-        self.begun = 0  # calls that reached the others, or were about to
-        self._agreed: set[tuple[Ranks, str]] = set()
-        self.instances: MutableMapping[object, Any] = {}  # what operators keep with it
+        self.device: int | None = None  # GPU of NCCL's communicators; None before the first
+        self.begun = 0  # number of calls of `begin`
+        self._agreed: set[tuple[Ranks, str]] = set()  # descriptions compared by `agree`
+        self.instances: MutableMapping[object, Any] = {}  # see collective.plan.once_per_group
         self._engine, self.resources = engine, Resources(engine)
         self.busy = self.resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self.resources.close)
@@ -159,7 +171,7 @@ class ProcessGroup(Summary):
 
     def close(self) -> None:
         """Leave the group; messages that were sent still arrive."""
-        self.instances = weakref.WeakValueDictionary()  # from now on it keeps nothing
+        self.instances = weakref.WeakValueDictionary()  # a closed group keeps nothing alive
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -192,14 +204,17 @@ class ProcessGroup(Summary):
     __copy__ = __deepcopy__
 
     def require_open(self, op: str) -> None:
-        """Refuse a group that is closed or cannot go on."""
+        """Refuse a group that is closed or cannot go on; op: the caller, for the error."""
         if fault := self._engine.fault:
             raise GroupError(f"{op}: group: {fault}")
         if not self._finalizer.alive:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
     def begin(self, op: str) -> None:
-        """Begin a call: count it, and take `busy`, which the caller releases at its end."""
+        """Begin a call: count it, and acquire `busy`, which the caller releases at its end.
+
+        op: name of the call in errors, here and below.
+        """
         self.require_open(op)
         self.begun += 1
         if not self.busy.acquire(False):
@@ -207,7 +222,8 @@ class ProcessGroup(Summary):
 
     @contextlib.contextmanager
     def call(self, op: str) -> Iterator[Engine]:
-        """Context of the messages of one call; an exception inside ends the group for all."""
+        """Context of the messages of one call, by `op`; an exception inside ends the group for
+        all."""
         self.begin(op)
         try:
             with self._engine.lock:
@@ -223,8 +239,9 @@ class ProcessGroup(Summary):
     ) -> Sequence[Any]:
         """Send `text` and `parts` to the first of these ranks; return this rank's share.
 
-        The first rank computes the shares of all as answer(parts by rank); () without `answer`.
-        ArgumentError on all ranks if their texts differ.
+        All of `ranks` call this. text: describes the call; ArgumentError on all ranks if texts
+        differ. parts: bytes-like objects. answer: called on the first rank with the parts of each
+        rank, returns the share of each, a sequence of bytes-like objects; () without `answer`.
         """
         if len(ranks) == 1:
             self.require_open(op)
@@ -236,7 +253,10 @@ class ProcessGroup(Summary):
         return share
 
     def agree(self, op: str, ranks: Ranks, text: str) -> bool:
-        """Compare a call's description with the other ranks', the first time; True if it was."""
+        """Compare `text`, a call's description, with the other `ranks`', the first time only.
+
+        Return True if it was compared; raise ArgumentError on all ranks if they differ.
+        """
         is_new = (ranks, text) not in self._agreed
         if is_new:
             self.exchange(op, ranks, text)
@@ -244,7 +264,8 @@ class ProcessGroup(Summary):
         return is_new
 
     def broken(self, op: str, error: BaseException) -> BaseException:
-        """End the group for all ranks because `error` stopped a call; return the error to raise."""
+        """End the group for all ranks because `error` stopped a call; return the error to raise:
+        GroupError in place of one of this package or of a connection, else `error`."""
         engine = self._engine
         engine.fault = engine.fault or STOPPED
         if isinstance(error, GroupError):
@@ -257,7 +278,10 @@ class ProcessGroup(Summary):
 
 
 def _check_arguments(timeout: object, sizes: Any, n: int | None = None) -> tuple[float, Sizes]:
-    """Check timeout and sizes before a connection is opened; return both."""
+    """Check timeout and sizes before a connection is opened; return (seconds, sizes).
+
+    sizes: dictionary of the keywords of ProcessGroup that are sizes. n: number of ranks, if known.
+    """
     for name in sizes.keys() - set(Sizes._fields):
         refuse("ProcessGroup", name, f"a keyword among {list(Sizes._fields)}", "an unknown one")
     checked = Sizes(**sizes)
@@ -266,7 +290,10 @@ def _check_arguments(timeout: object, sizes: Any, n: int | None = None) -> tuple
 
 
 def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
-    """Make the engine of the launcher that set these environment variables."""
+    """Make the engine of the launcher that set these environment variables; timeout: seconds.
+
+    The launchers are `cupy-training-ops launch`, torchrun, and mpirun or srun.
+    """
     for name in ("CTO_ADDRESS", "CTO_SECRET"):
         if name in variables:
             raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
@@ -287,7 +314,7 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
 
 
 def timeout_of(variables: Mapping[str, str], given: object) -> float:
-    """Return the seconds that a rank waits: the argument, else CTO_TIMEOUT, else 300."""
+    """Return the seconds that a rank waits: `given`, else the variable CTO_TIMEOUT, else 300."""
     if given is None and variables.get("CTO_TIMEOUT"):
         given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
     elif given is None:
@@ -298,7 +325,10 @@ def timeout_of(variables: Mapping[str, str], given: object) -> float:
 
 
 def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:
-    """Return a launcher's environment variable as a number; None if it is not set."""
+    """Return kind(environment variable), such as int("3"); None if it is not set.
+
+    what: describes the expected text in the GroupError for another one.
+    """
     text = variables.get(name)
     try:
         return None if text is None else kind(text)

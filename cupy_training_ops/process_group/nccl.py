@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @functools.cache
 def library() -> ModuleType:
-    """CuPy's binding with NCCL loaded; ProviderError says what to install where it is missing."""
+    """Return CuPy's module of NCCL, with NCCL loaded; ProviderError says what to install if it is
+    missing."""
     import cupy
     from cuda import pathfinder
 
@@ -37,7 +38,10 @@ def library() -> ModuleType:
 
 
 def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
-    """The communicator of these ranks, which all of them make together on their current devices."""
+    """Return the group's cached communicator of these ranks; all of them make it at the first call.
+
+    op: name of the calling operator in errors. Each rank connects its current device.
+    """
     known: dict[Ranks, Communicator] = group.resources.communicators
     if ranks not in known:
         with group.resources.initialising():
@@ -47,7 +51,11 @@ def communicator(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
 
 
 def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
-    """A new one."""
+    """Make NCCL's communicator of these ranks; the first one sends the others NCCL's unique id.
+
+    group: they are of it. op: the calling operator, for errors. Raises ProviderError while the
+    current stream is being captured, GroupError if NCCL fails.
+    """
     import cupy
 
     nccl, device = library(), cupy.cuda.runtime.getDevice()
@@ -66,25 +74,29 @@ def connect(group: ProcessGroup, op: str, ranks: Ranks) -> Communicator:
 
 
 class Communicator:
-    """A communicator of NCCL's, and what tells whether its calls are overdue.
+    """A communicator of NCCL's, and a watch for calls that are overdue.
 
-    Who queues a call notes its stream. From time to time the group's thread puts an event behind
-    the last call, where no event waits yet. NCCL keeps a communicator's calls in order, whatever
-    their streams are, so that none behind the event is older.
+    Whoever queues a call sets `last_stream`. From time to time the group's watching thread calls
+    `trouble`, which records an event after the last call, unless one is still pending. NCCL runs a
+    communicator's calls in order on whatever streams, so an event that is pending for longer than
+    the timeout means that a call is.
+
+    binding: CuPy's module of NCCL. made: its NcclCommunicator. device: index of the GPU.
     """
 
     def __init__(self, nccl: ModuleType, made: Any, device: int, timeout: float) -> None:
+        """nccl: CuPy's module. made: its NcclCommunicator. timeout: seconds of a call, at most."""
         import cupy
 
         self.binding, self.made, self.device = nccl, made, device
         self._cuda, self.current_stream = cupy.cuda, cupy.cuda.get_current_stream
         self._timeout, self._end = timeout, threading.Lock()  # `end` takes the lock for good
         self._event = cupy.cuda.Event(disable_timing=True)
-        self._marked: float | None = None  # since when the event waits
-        self.last_stream: Any = None  # of a call that no event is behind
+        self._marked: float | None = None  # when the event was recorded; None if not pending
+        self.last_stream: Any = None  # of the last call, if no event was recorded after it
 
     def trouble(self) -> str:
-        """A fault of calls under way, in words; empty where there is none."""
+        """Describe a failure of NCCL or an overdue call; "" if there is none."""
         try:
             self.made.check_async_error()
         except self.binding.NcclError as error:
@@ -97,7 +109,7 @@ class Communicator:
         return ""
 
     def _mark(self) -> None:
-        """Put the event behind the last call, if it waits for none; not into a graph."""
+        """Record the event after the last call, if it is not pending and no graph is captured."""
         if self._marked is not None and self._event.done:
             self._marked = None
         stream = self.last_stream
@@ -107,9 +119,9 @@ class Communicator:
             self._marked = time.monotonic()
 
     def end(self, is_well: bool = False) -> None:
-        """End the communicator, once and from any thread.
+        """Destroy the communicator, once and from any thread.
 
-        If it is well, calls under way end first; else they are aborted, and their streams go on.
+        is_well: let queued calls end first; else abort them, so that their streams go on.
         """
         if self._end.acquire(blocking=False):
             (self.made.destroy if is_well else self.made.abort)()

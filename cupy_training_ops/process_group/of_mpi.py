@@ -18,13 +18,13 @@ from typing import Any
 from ..errors import GroupError, ProviderError, refuse, shown
 from .engine import LEFT, Engine, pack
 
-PAUSE = 2e-4
+PAUSE = 2e-4  # seconds between tests of a request
 TELLING = 0.2  # seconds for the words that end the group
-READING = 0.5  # and for the launcher to read what it is told: as a job is aborted, it ends at once
+READING = 0.5  # seconds for the launcher to read stderr, before Abort ends it at once
 
 
 def library() -> Any:
-    """mpi4py's MPI; ProviderError says what to install where it is missing."""
+    """Return the module mpi4py.MPI; ProviderError says what to install if it is missing."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -35,7 +35,10 @@ def library() -> Any:
 
 
 def engine(comm: Any, timeout: float) -> Engine:
-    """The engine of a communicator's ranks."""
+    """Make the engine of the ranks of `comm`, an mpi4py communicator; None: of COMM_WORLD.
+
+    timeout: seconds. Raises GroupError if Slurm started several processes of which MPI sees one.
+    """
     mpi = library()
     if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
         refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
@@ -48,23 +51,25 @@ def engine(comm: Any, timeout: float) -> Engine:
 
 
 class Channel:
-    """A duplicate of a communicator, for all groups of the same ranks: MPI has some thousand.
+    """A duplicate of a communicator, shared by all groups of the same ranks: MPI has some thousand.
 
-    Tags tell the groups apart, which all ranks make in the same order.
+    Messages of a group have its tag; all ranks make groups in the same order, so tags agree.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
+        """mpi: the module mpi4py.MPI. comm: the duplicate; its ranks call this together."""
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.comm = comm
         self.tags = itertools.cycle(range(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1))
-        self.closed: list[Mpi] = []  # groups for which something may still come
+        self.closed: list[Mpi] = []  # closed groups to which messages may still come
         node = comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, size = node.Get_rank(), node.Get_size()
         node.Free()
+        # None if nodes have different numbers of ranks.
         self.local_size = size if set(comm.allgather(size)) == {size} else None
 
 
-_channels: list[tuple[Any, Channel]] = []  # by groups of MPI's
+_channels: list[tuple[Any, Channel]] = []  # (MPI group of ranks, its channel)
 
 
 class Mpi(Engine):
@@ -74,11 +79,12 @@ class Mpi(Engine):
     pause = PAUSE
 
     def __init__(self, mpi: Any, given: Any, timeout: float) -> None:
+        """mpi: the module mpi4py.MPI. given: the communicator. timeout: seconds."""
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
         self._mpi, self._pid = mpi, os.getpid()
-        self._under_way: list[Any] = []  # requests, and their memory
-        # Messages that come, in order, by their sender: their requests and memory. One that stops
-        # half-way keeps none of the others waiting.
+        self._under_way: list[Any] = []  # (request, its memory) of sends
+        # By sender, in order: (request, memory) of messages that are being received. One that stops
+        # half-way keeps no other sender's waiting.
         self._coming: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         atexit.register(self._abort)
         self._channel = channel = self._channel_of(given)
@@ -87,7 +93,7 @@ class Mpi(Engine):
         channel.closed = [group for group in channel.closed if not group.is_over()]
 
     def _channel_of(self, given: Any) -> Channel:
-        """The channel of these ranks, which their first group makes."""
+        """Return the channel of the ranks of a communicator (given); their first group makes it."""
         ranks, mpi = given.Get_group(), self._mpi
         for own, channel in _channels:
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
@@ -100,13 +106,16 @@ class Mpi(Engine):
         return _channels[-1][1]
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
+        """Send `data`, a message, to rank `peer` within `seconds`, and listen meanwhile; its memory
+        stays referenced if that fails."""
         request = self._channel.comm.Isend([data, self._mpi.BYTE], peer, self._tag)
         self._under_way.append((request, data))
         self.until(request.Test, seconds, peer)
         self._under_way.pop()
 
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Take messages that have arrived, without waiting for others."""
+        """Receive messages that have arrived from all ranks; peer, seconds: unused, as nothing
+        waits."""
         mpi, comm, status = self._mpi, self._channel.comm, self._mpi.Status()
         while (message := comm.Improbe(mpi.ANY_SOURCE, self._tag, status)) is not None:
             data = bytearray(status.Get_count(mpi.BYTE))
@@ -116,24 +125,27 @@ class Mpi(Engine):
                 self.hear(sender, messages.popleft()[1])
 
     def is_over(self) -> bool:
-        """Return True if all have left this closed group; drops what came until then."""
+        """Return True if all others have left this closed group; receives what has come."""
         self.listen(None, 0)
         return len(self._left) == len(self.others)
 
     def farewell(self, number: int, words: str) -> None:
+        """Send last words, a message with number LEFT or FAULT, to all others, for TELLING seconds
+        at most."""
         data, comm, sent = pack(number, words), self._channel.comm, self._mpi.Request.Testall
         requests = [comm.Isend([data, self._mpi.BYTE], peer, self._tag) for peer in self.others]
         self._under_way.append((requests, data))
-        # Who leaves takes the others' farewells: UCX warns of each message that nobody took.
+        # A rank that leaves waits for the others' farewells: UCX warns of messages not received.
         _wait_for(lambda: sent(requests) and (number != LEFT or self.is_over()), TELLING)
 
     def release(self) -> None:
+        """After a clean end, leave what still comes to later groups, and do not abort at exit."""
         if not (self.fault or self.last_words):
             self._channel.closed.append(self)
             atexit.unregister(self._abort)
 
     def _abort(self) -> None:
-        """At the end of the process: MPI would wait for ranks that do not come."""
+        """At the process' exit after a fault, abort the job: MPI would wait for the other ranks."""
         words = self.fault or self.last_words
         if words and os.getpid() == self._pid and not self._mpi.Is_finalized():
             sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {words}; MPI aborts\n")
@@ -143,7 +155,7 @@ class Mpi(Engine):
 
 
 def _wait_for(test: Callable[[], bool], seconds: float) -> bool:
-    """Return True if `test` came true in time."""
+    """Call `test` until it is true; return False if it is not within `seconds`."""
     until = time.monotonic() + seconds
     while not (is_true := test()) and time.monotonic() < until:
         time.sleep(PAUSE)

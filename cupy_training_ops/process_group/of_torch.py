@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The engine over torch.distributed: short messages are keys of its store, long ones go by gloo.
+"""The engine over torch.distributed: short messages are values in its store, long ones go by gloo.
 
-The key of a long one says how many bytes are on their way, and as it goes, that they have arrived.
-Who waits looks for keys, so that Ctrl-C and faults of others reach it.
+    key "0/1/5": message 5 from rank 0 to rank 1
+    value b"+" and the message, or b"4096": so many bytes follow by gloo
+
+The receiver deletes the key, for a long message once the bytes have arrived. Who waits polls keys,
+so that Ctrl-C and faults of others reach it.
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ from typing import Any
 from ..errors import GroupError, OpError, ProviderError, raise_if_from_handler, refuse, shown
 from .engine import GRACE, Engine, pack, quote
 
-SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
-MOST = 1e6  # seconds of a wait
-ENDED = "fault"  # the key of the words that end the group
+SHORT = 1024  # bytes of the longest message in the store
+MOST = 1e6  # seconds of the longest wait
+ENDED = "fault"  # key of the words that end the group
 
-_made: Counter[str] = Counter()  # groups of the same ranks
+_made: Counter[str] = Counter()  # number of groups made so far, by their ranks ("0-1-2")
 
 
 def library() -> Any:
-    """torch.distributed; ProviderError where it is not."""
+    """Return the module torch.distributed; raise ProviderError if it or gloo is missing."""
     with contextlib.suppress(ImportError):
         import torch.distributed as dist
 
@@ -39,7 +42,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def _as_group_error(words: str) -> Iterator[None]:
-    """Raise GroupError in place of PyTorch's RuntimeError or ValueError."""
+    """Raise GroupError("words: ...") in place of PyTorch's RuntimeError or ValueError."""
     try:
         yield
     except OpError:
@@ -51,7 +54,10 @@ def _as_group_error(words: str) -> Iterator[None]:
 
 
 def from_torchrun(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
-    """The engine under torchrun, whose group is made here where the script has not made it."""
+    """Make the engine under torchrun; initialise torch.distributed if the script has not.
+
+    local_rank, local_size: of this node, as torchrun sets them; None if unknown. timeout: seconds.
+    """
     dist = library()
     owns = not dist.is_initialized()
     if owns:
@@ -64,7 +70,10 @@ def from_torchrun(local_rank: int | None, local_size: int | None, timeout: float
 
 
 def engine(group: Any, timeout: float) -> Engine:
-    """The engine of a group that exists, or of the default one."""
+    """Make the engine of a group of torch.distributed, None: of its default one.
+
+    timeout: seconds.
+    """
     dist = library()
     if not dist.is_initialized():
         remedy = "call its init_process_group(), or start the script by torchrun"
@@ -82,6 +91,7 @@ class Torch(Engine):
     pause = 0.02
 
     def __init__(self, group: Any, timeout: float, owns: bool = False) -> None:
+        """group: None for the default one. owns: destroy torch.distributed's group at the end."""
         dist = self._dist = library()
         ranks, own = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank(group)
         if own < 0:
@@ -100,7 +110,8 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
-        """Send a message by the store, but the bytes of a long one by gloo."""
+        """Send `data`, a message, to rank `peer` by the store, but a long one's bytes by gloo, for
+        which it waits `seconds` at most."""
         key = f"{self.rank}/{peer}/{self.sent[peer]}"
         if len(data) <= SHORT:
             self._ask(self._store.set, key, b"+" + data)
@@ -112,7 +123,11 @@ class Torch(Engine):
 
     @_as_group_error("the others cannot be reached")
     def listen(self, peer: int | None, seconds: float) -> None:
-        """Take the next message of a rank, or a note that ends the group, from the store."""
+        """Receive the next message of rank `peer`, or the words that ended the group, if there.
+
+        peer None: look for the words alone. Waits only for the bytes of a long message, not
+        `seconds`.
+        """
         key = "" if peer is None else f"{peer}/{self.rank}/{self.heard[peer] + 1}"
         said, is_message = self._ask(_look, self._store, key)
         if is_message and peer is not None:
@@ -125,6 +140,8 @@ class Torch(Engine):
             self.note(quote(str(said, "utf-8", "replace")))
 
     def farewell(self, number: int, words: str) -> None:
+        """Put words that end the group under ENDED; without words, send each other rank a message
+        with this number, LEFT."""
         if words:
             self._ask(self._store.set, ENDED, words, seconds=GRACE)
             return
@@ -133,7 +150,10 @@ class Torch(Engine):
             self._ask(self._store.set, key, b"+" + pack(number, words), seconds=GRACE)
 
     def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
-        """Call it in a thread: a store on a machine that is out of reach never answers."""
+        """Return function(*given), called in a thread; GroupError after `seconds`, or the timeout.
+
+        A store on a machine that is out of reach never answers.
+        """
         try:
             return self._call(seconds or self.timeout, function, *given)
         except TimeoutError as error:
@@ -141,19 +161,24 @@ class Torch(Engine):
             raise GroupError("torch.distributed did not answer within the timeout") from None
 
     def release(self) -> None:
+        """End the thread, and torch.distributed's group if it was made here."""
         self._call.end()
         if self._owns:
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 self._dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Keep the groups beyond the end of a child, where they would wait for threads it lacks."""
+        """Leak PyTorch's groups in a forked child: their destructors would wait for threads that it
+        lacks."""
         for group in {self._gloo, self._dist.group.WORLD} - {None}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _look(store: Any, key: str) -> tuple[bytes, bool]:
-    """A message that is there under its key, or else the words that ended the group."""
+    """Return (the value at `key`, True) if it is there, else (words that ended the group, False).
+
+    A short message is deleted. key "": look for the words alone. b"": there are none.
+    """
     # The store's own wait warns each time that a key is not there.
     if key and store.check([key]):
         said = store.get(key)
@@ -164,13 +189,14 @@ def _look(store: Any, key: str) -> tuple[bytes, bool]:
 
 
 def _tensor(data: bytearray) -> Any:
-    """A tensor over the same memory."""
+    """Return a uint8 tensor over the same memory."""
     import torch
 
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _delta(seconds: float) -> timedelta:
+    """Return a timeout as PyTorch takes it, of MOST seconds at most."""
     return timedelta(seconds=min(seconds, MOST))
 
 
@@ -178,9 +204,9 @@ def _delta(seconds: float) -> timedelta:
 
 
 class Caller:
-    """A thread that makes one call after the other; it ends by `end()` and with this.
+    """A thread that makes one call after the other, until `end()` or this object's deletion.
 
-    Nothing ends a call that never returns, but nobody need wait for it.
+    A call that never returns blocks the thread for ever, but its caller goes on after the timeout.
     """
 
     def __init__(self, name: str) -> None:
@@ -189,7 +215,7 @@ class Caller:
         self.end = weakref.finalize(self, self._asked.put, None)
 
     def __call__(self, seconds: float, function: Callable[..., Any], *given: Any) -> Any:
-        """Return or raise as the function does; TimeoutError where it takes longer."""
+        """Return or raise as function(*given) does; TimeoutError if it takes more `seconds`."""
         answer: SimpleQueue[Any] = SimpleQueue()
         self._asked.put((answer, function, given))
         try:
@@ -202,6 +228,10 @@ class Caller:
 
 
 def _answer(asked: SimpleQueue[Any]) -> None:
+    """Make the calls of the queue `asked` until None comes.
+
+    Each is (queue for its answer, function, arguments); an answer is (result, error or None).
+    """
     for answer, function, given in iter(asked.get, None):
         try:
             answer.put((function(*given), None))

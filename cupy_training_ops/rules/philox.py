@@ -17,22 +17,27 @@ ROUNDS = 10
 MULTIPLIER_0, MULTIPLIER_2 = 0xD2511F53, 0xCD9E8D57  # of words of a counter
 KEY_STEP_0, KEY_STEP_1 = 0x9E3779B9, 0xBB67AE85  # from round to round
 
-State = Sequence[int]  # seed and offset, each of 64 bits
+State = Sequence[int]  # (seed, offset), each of 64 bits
 
 _LOW = 2**32 - 1
 _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
 
 
 def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[HostArray]:
-    """The four words of each counter, in the lower halves of 64 bits."""
+    """Return 4 arrays of random words of 32 bits, in uint64, a block for each counter.
+
+    counter: 4 words of 32 bits, numbers or arrays that broadcast. key: 2 words of 32 bits.
+    """
     return [word & _MASK for word in _rounds(counter, key)]
 
 
 def _rounds(counter: Sequence[HostArray | int], key: tuple[int, int]) -> Sequence[HostArray]:
-    """The four words of each counter, above which there may be other bits.
+    """Return `block`'s words for its counter and key, but with any bits above the lower 32.
 
-    Words 0 and 2 stand in one array, words 1 and 3 in another, so that a step is one call of NumPy.
-    A round gives a new word 2 from word 0 and a new word 0 from word 2: they change places.
+    A round: (w0, w1, w2, w3) become (high(M2 w2) ^ w1 ^ k0, low(M2 w2), high(M0 w0) ^ w3 ^ k1,
+    low(M0 w0)), with 64-bit products. `even` has w0 and w2, `odd` w1 and w3, so that each step is
+    one call of NumPy. Instead of swapping their rows in each round, row 0 is w2 and row 1 is w0
+    after every odd number of rounds: multipliers and keys are swapped instead.
     """
     c = [np.asarray(word, np.uint64) for word in counter]
     shape = (2, *np.broadcast_shapes(*(word.shape for word in c)))
@@ -52,7 +57,10 @@ def _rounds(counter: Sequence[HostArray | int], key: tuple[int, int]) -> Sequenc
 
 
 def words(state: State, start: int, stop: int) -> HostArray:
-    """Words of n elements from `start` on: word i % 4 of block i / 4."""
+    """Return random words start:stop of a state, in uint32: word i is word i % 4 of block i // 4.
+
+    The counter of a block is (its number, offset), the key the seed, each as two words of 32 bits.
+    """
     seed, offset = (int(number) for number in state)
     first = start // N_WORDS
     blocks = np.arange(first, -(-stop // N_WORDS), dtype=np.uint64)

@@ -43,7 +43,7 @@ def working_type(x: HostArray) -> Dtype:
 
 
 def place_for(y: HostArray, kind: Dtype) -> HostArray:
-    """Return y itself if it is of this type, else a new array of its shape."""
+    """Return an array like y in which to compute in `kind`: y itself if it is of that dtype."""
     return y if y.dtype == kind else np.empty(y.shape, kind)
 
 
@@ -54,7 +54,11 @@ def put(y: HostArray, values: HostArray) -> None:
 
 
 def line_sums(x: HostArray) -> HostArray:
-    """Sums along axis 1, which stays with one element."""
+    """Return sums along axis 1, which stays with extent 1.
+
+    Pairwise: halves are added to each other until at most _CHAIN terms are left. Along the last
+    axis NumPy does so itself.
+    """
     if x.ndim == 2 or x.dtype == FLOAT64:
         return np.asarray(x.sum(1, keepdims=True))
     while x.shape[1] > _CHAIN:
@@ -66,7 +70,7 @@ def line_sums(x: HostArray) -> HostArray:
 
 
 def column_sums(x: HostArray) -> HostArray:
-    """Sums over axis 0 in float64."""
+    """Return sums over axis 0 in float64; of float32 pairwise, by adding halves to each other."""
     while len(x) > _CHAIN and x.dtype != FLOAT64:
         half = len(x) // 2
         rest = x[2 * half :]
@@ -76,14 +80,14 @@ def column_sums(x: HostArray) -> HostArray:
 
 
 def log_of_lines(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
-    """Return the logarithm of the softmax along axis 1, in the memory of `below_zero`."""
+    """Return the logarithm of the softmax along axis 1, in `kind`, in y's memory if y is of it."""
     logs = below_zero(x, y, kind)
     logs -= np.log(line_sums(np.exp(logs)))
     return logs
 
 
 def below_zero(x: HostArray, y: HostArray, kind: Dtype) -> HostArray:
-    """Return x minus its maximum along axis 1, in `kind`: in y's memory if y is of that type."""
+    """Return x minus its maximum along axis 1, in `kind`; y's memory is used if it is of `kind`."""
     numbers = x.astype(kind, copy=False)
     largest = numbers.max(1, keepdims=True, initial=-np.inf)
     return np.asarray(np.subtract(numbers, largest, out=place_for(y, numbers.dtype)))

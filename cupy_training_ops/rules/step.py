@@ -14,14 +14,14 @@ from .widening import cast
 
 
 def number(value: object, absent: float = 1.0) -> float:
-    """An option of a step as a float: a number, an array of one element, or `absent` for None."""
+    """Return an option of a step, a number or an array of one element, as a float; None: absent."""
     return absent if value is None else float(np.ravel(np.asarray(value))[0])
 
 
 def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float:
-    """max(loss_scale, norm / max_norm), which gradients are divided by.
+    """Return max(loss_scale, norm / max_norm), by which gradients are divided.
 
-    The loss scale alone where max_norm is 0 or the norm is NaN.
+    The loss scale (None: 1) alone if max_norm is 0, or the norm None or NaN.
     """
     scale, length = number(loss_scale), number(norm, np.nan)
     return length / max_norm if max_norm > 0 and length > scale * max_norm else scale
@@ -34,12 +34,15 @@ def allows_step(rate: object, loss_scale: object = None) -> bool:
 
 
 def bias_correction(beta: float, step: int) -> float:
-    """1 - beta^step, from the first step on."""
+    """Return 1 - beta^step, by which Adam divides a moment; 1 for a step below 1."""
     return 1.0 - beta**step if step > 0 else 1.0
 
 
 def count_step(step: object, update: bool) -> tuple[int, HostArray]:
-    """(step, step + update): this step, 0 for None, and the next one; the largest wraps around."""
+    """Return (step, step + update) as an int and an int64 array; None is step 0.
+
+    The step after 2^63 - 1 wraps around to -2^63.
+    """
     after = np.array(0 if step is None else step, np.int64)
     before: int = after.item()
     after += update
@@ -49,7 +52,11 @@ def count_step(step: object, update: bool) -> tuple[int, HostArray]:
 def rounded_weights(
     wide: Sequence[HostArray], weights: Sequence[HostArray], seed: int | None, step: int
 ) -> tuple[HostArray, ...]:
-    """New weights in the dtypes of those before, to nearest even, or at random by a seed."""
+    """Return the new weights, rounded to nearest even, or with a seed at random.
+
+    wide: new weights in the dtype that they were computed in. weights: the old ones, whose dtypes
+    the results have. step: its number, as each step has other random numbers.
+    """
     pairs = zip(wide, weights, strict=True)
     if seed is None:
         return tuple(cast(x, w.dtype) for x, w in pairs)
@@ -57,7 +64,11 @@ def rounded_weights(
 
 
 def _rounded_at_random(x: HostArray, seed: int, step: int) -> HostArray:
-    """float32 as bfloat16, up as often as a number is nearer to what is above."""
+    """Return float32 x as bfloat16, rounded away from zero as often as it is nearer to there.
+
+    bfloat16 is the upper 16 bits of float32: random 16 bits are added to the lower ones, and these
+    cut off. Infinities and NaN, which a carry would change, are converted as usual.
+    """
     noises = words((seed, step % 2**64), 0, x.size).reshape(x.shape) >> np.uint32(16)
     up = ((x.view(np.uint32) + noises) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
     rounded: HostArray = np.where(np.isfinite(x), up, cast(x, BFLOAT16))

@@ -15,7 +15,7 @@ from ..samples import ROOT_TOLERANCE
 # |actual - expected| <= tolerance * (1 + |expected|), by the dtype that is computed in.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
-# Of sums of products in TF32, beside `ROOT_TOLERANCE`.
+# Tolerance of a sum of n products in TF32: this times sqrt(n). Other dtypes: `ROOT_TOLERANCE`.
 TF32_TOLERANCE = 2e-3
 
 # |actual - expected| <= SUM_TOLERANCE * (sum of the terms' magnitudes), of sums over rows in
@@ -26,15 +26,18 @@ _POISON = 0x7A  # no NaN in any type, far from zero in each, and no bool
 
 
 def tolerance_of(dtype: DTypeLike, terms: int = 1, tf32: bool = False) -> float:
-    """The tables' entries for sums of `terms` products; 0 for integers and bool, which are compared
-    bit for bit."""
+    """Return the relative tolerance for sums of `terms` products computed in this dtype.
+
+    0 for integers and bool, which are compared bit for bit. tf32: float32 products are in TF32.
+    """
     name = dtype_name(dtype)
     by_root = TF32_TOLERANCE if tf32 and name == "float32" else ROOT_TOLERANCE.get(name, 0.0)
     return max(TOLERANCE.get(name, 0.0), by_root * math.sqrt(terms))
 
 
 def poison(array: Any) -> object:
-    """Fill an output with a pattern, so that an unwritten element shows."""
+    """Fill a C-contiguous array with the byte _POISON, so that an unwritten element shows; return
+    it."""
     array.reshape(-1).view(np.uint8)[...] = _POISON
     return array
 
@@ -45,10 +48,13 @@ def assert_matches(
     tolerance: float | None = None,
     slack: HostArray | float = 0.0,
 ) -> None:
-    """Same dtype, shape and values; raises AssertionError that names the worst element.
+    """Raise AssertionError, naming the worst element, unless dtype, shape and values match:
 
-    NaN, and infinities with their sign, must be in the same places. tolerance: None takes the
-    table's; 0 asks for equal values (any NaN for any NaN). slack: what elements may be off beside.
+        |actual - expected| <= tolerance * (1 + |expected|) + slack
+
+    NaN, and infinities with their sign, must be in the same places. tolerance: None takes that of
+    the dtype; 0 asks for equal values (any NaN equals any NaN). slack: a number, or one for each
+    element.
     """
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
     assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
@@ -64,7 +70,10 @@ def assert_matches(
 
 
 def assert_sums_match(actual: HostArray, expected: HostArray, magnitudes: HostArray) -> None:
-    """Sums in float32 of many terms, each beside the sum of its terms' magnitudes."""
+    """Raise AssertionError if a float32 sum is off by more than SUM_TOLERANCE * its magnitude.
+
+    magnitudes: for each sum that of its terms' absolute values.
+    """
     wrong = np.abs(actual.astype(np.float64) - expected) / magnitudes
     worst = float(wrong.max())
     assert worst <= SUM_TOLERANCE, f"{worst:.2g} of the terms' magnitudes, not {SUM_TOLERANCE}"
@@ -73,7 +82,10 @@ def assert_sums_match(actual: HostArray, expected: HostArray, magnitudes: HostAr
 def _excess(
     actual: HostArray, expected: HostArray, allowed: float, slack: HostArray | float
 ) -> HostArray:
-    """How far each element is beyond what is allowed: 0 where it is right."""
+    """Return for each element 0 if it matches, else its distance from `expected`, above 0.
+
+    allowed, slack: `tolerance` and `slack` of assert_matches. Integers and bool: 1 for unequal.
+    """
     if element_type(expected.dtype).name not in TOLERANCE:
         differ = np.not_equal(_comparable(actual), _comparable(expected))
         axes = tuple(range(expected.ndim, differ.ndim))  # of a complex number's parts
@@ -87,8 +99,11 @@ def _excess(
 
 
 def _comparable(array: HostArray) -> HostArray:
-    """Bools by their byte, as NumPy takes a poisoned one for True; complex numbers by their bits,
-    as a NaN is no number's equal."""
+    """Return an array whose elements are equal if those of `array` have the same bits.
+
+    bool becomes uint8, as NumPy takes a poisoned one for True; complex numbers become unsigned
+    integers, with an axis of 2 behind the others, as NaN differs from itself; others stay.
+    """
     if array.dtype == np.bool_:
         return array.view(np.uint8)
     if array.dtype.kind == "c":

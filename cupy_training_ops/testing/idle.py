@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which kernels the operators launch, without a GPU: samples run on a backend that idles.
+"""List the kernels that operators launch, without a GPU: samples run on a backend that idles.
 
-Calls go their whole way, so that this stays right whatever an operator's plan depends on.
+A sample is an example call of an operator. Calls take the same path as on a GPU, so that the list
+is right whatever an operator's plan depends on.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from ..registry import get_op
 from ..samples import Sample
 from .samples import placed_inputs
 
-Slots = tuple[tuple[str, str], ...]
+Slots = tuple[tuple[str, str], ...]  # (name, C++ type or number) of each parameter of a source
 
 
 class Module(NamedTuple):
-    """One compilation: a source, its type slots, and the kernels wanted from it."""
+    """One compilation: a source, the types and numbers that it is compiled for, its kernels."""
 
     source: Source
-    slots: dict[str, str]
-    symbols: tuple[str, ...]
+    slots: dict[str, str]  # such as {"T": "float", "N": "2"}
+    symbols: tuple[str, ...]  # names of the kernels that are launched
 
     @property
     def label(self) -> str:
-        """Family and types, for people."""
+        """Return source and types for people: "adam.cu (T=float)"."""
         types = ", ".join(f"{k}={v}" for k, v in self.slots.items() if not v.isdecimal())
         return f"{self.source.name}.cu ({types})"
 
 
 def idle(*launch: object) -> None:
-    """The kernel that does nothing."""
+    """Do nothing: every kernel of IdleBackend."""
 
 
 class IdleBackend(NumpyBackend):
-    """NumPy's memory in the place of a GPU's, and kernels that do nothing."""
+    """Backend that plans as for a GPU, with NumPy arrays and kernels that do nothing."""
 
     name = "idle"
     runs_kernels = True
@@ -53,48 +54,48 @@ class IdleBackend(NumpyBackend):
         self._device = device
 
     def info(self, array: HostArray) -> Info:
-        """Describe an array as on a GPU: alignment counts."""
+        """Return the fields of ArrayInfo of an array as on GPU 0."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, strides(array), 0)
 
     def device(self, index: int) -> Device:
-        """The device that is planned for."""
+        """Return the device that is planned for."""
         return self._device
 
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
-        """Nothing is written."""
+        """Do nothing: no kernel reads the array."""
 
     def clear_at(self, address: int, nbytes: int, stream: int) -> None:
-        """Nothing is written."""
+        """Do nothing: no kernel reads that memory."""
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
-        """Never read."""
+        """Return the array itself, in place of one that begins nbytes later: no kernel reads it."""
         return array
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> CompiledModule:
-        """A module of idle kernels."""
+        """Return this object, the module of idle kernels; compile nothing."""
         return self
 
     def current_device(self) -> int:
-        """There is one."""
+        """Return 0, the only device."""
         return 0
 
     def work(self, name: str) -> Kernel:
-        """Any work."""
+        """Return `idle`, in place of work that is no kernel."""
         return idle
 
     def allow_shared(self, function: Kernel, nbytes: int) -> None:
-        """Idle kernels ask for nothing."""
+        """Do nothing, in place of the kernel's limit of shared memory."""
 
     def get_function(self, name: str) -> Kernel:
-        """Every kernel."""
+        """Return `idle` for every name."""
         return idle
 
 
 def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
-    """The distinct compilations that the samples need on a device."""
+    """Return the distinct compilations that the samples need on a device, sorted by source."""
     backend = IdleBackend(device)
-    symbols: dict[tuple[str, Slots], set[str]] = {}
+    symbols: dict[tuple[str, Slots], set[str]] = {}  # kernels by (source, its types)
     for sample in samples:
         family = get_op(sample.op).family
         for step in launches(sample, backend):
@@ -108,7 +109,7 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
 
 
 def launches(sample: Sample, backend: IdleBackend) -> list[Step]:
-    """The steps that a sample would launch on the backend's device."""
+    """Return the steps that a sample's call would launch on the backend's device, in order."""
     op = get_op(sample.op)(**sample.attributes)
     inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), sample.offset, np)
     with numpy_runs_on(backend), launch_log() as log:

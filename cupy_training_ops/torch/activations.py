@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Saved-tensor hooks that store activations as codes from the forward pass to the backward pass.
 
-Hooks cost time on the host: what tensors alike have in common is computed once (`saved`), and a
-codec is one launch over addresses (`coding`).
+Hooks cost time on the host: what tensors alike have in common is computed once, and a codec is one
+launch over addresses. An `Entry` has the codes, compressed bytes, of one activation, or the tensor
+itself, for all nodes that save it. A `Kind` has what tensors alike have in common: their codec,
+which function saves them, and their `Form`, which has shape, strides, dtype and device.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ STRIDED = torch.strided
 MOST_DECODED = 2
 NOTEWORTHY = 1 << 20  # bytes; less is no reason to warn that it was not compressed
 
-# A tensor that shares an entry has its own form.
+# What `pack` returns: an entry; an entry of another tensor, and the form of this one, which shares
+# it; or the tensor itself with its version.
 Saved: TypeAlias = Entry | tuple[Entry, Form] | Untouched
 # The newest step under each policy: a new context continues from it, so that a loop that makes one
 # for each step does not wait for the device in each.
@@ -78,7 +81,11 @@ _steps: MutableMapping[TorchPolicy, Step] = weakref.WeakKeyDictionary()
 
 
 class Statement:
-    """One `with` statement of a thread: its hook, and the mode's state before."""
+    """One `with` statement of a thread.
+
+    pack: its hook. n_modes: how often the thread's mode was on the stack before the statement.
+    sees_all: the mode's attribute before.
+    """
 
     def __init__(self, pack: Hook, n_modes: int, sees_all: bool) -> None:
         self.pack, self.n_modes, self.sees_all = pack, n_modes, sees_all
@@ -92,7 +99,11 @@ class ThreadStatements(threading.local):
 
 
 class CompressedActivations(Summary):
-    """A context in which autograd saves codes; see `compressed_activations`."""
+    """A context in which autograd saves codes of activations.
+
+    policy: a policy's name, or a function that chooses codecs (`compressed_activations`). check:
+    keep a copy of every tensor, and refuse one that was written without a change of its version.
+    """
 
     def __init__(self, policy: object, check: bool = False) -> None:
         self._argument, self._policy, self._check = policy, policy_of(policy), check
@@ -101,7 +112,8 @@ class CompressedActivations(Summary):
         self._exposed: ExposedMemory = {}
         self._thread = ThreadMode(self._exposed)
         self._entered = ThreadStatements()
-        # By address + size: the garbage collector counts tuples, not integers.
+        # Entries of this step by address + elements; the garbage collector counts keys that are
+        # tuples, not integers.
         self._known: dict[int, weakref.ref[Entry]] = {}
         self._decoded: deque[weakref.ref[Entry]] = (
             deque()
@@ -115,11 +127,12 @@ class CompressedActivations(Summary):
         return type(self), (self._argument, self._check)
 
     def _facts(self) -> dict[str, object]:
-        """Bytes of codes now, and their maximum since it was made."""
+        """Return what `repr` shows: bytes of codes now, and their maximum since it was made."""
         held = {"held": self._statistics.held, "peak": self._statistics.peak}
         return {"policy": self._argument, "check": self._check, **held}
 
     def __enter__(self) -> CompressedActivations:
+        """Push this thread's mode, and the hooks; undo both if that is interrupted."""
         if is_compiled():
             raise ProviderError(
                 f"{NAME}: expected to be entered outside of what torch.compile compiles"
@@ -152,7 +165,8 @@ class CompressedActivations(Summary):
             self._warn_of_little()
 
     def _leave(self, statement: Statement) -> None:
-        """Undo a statement, also a half-done one; may be called twice."""
+        """End a `with` statement and its step, also if `__enter__` was interrupted in it; may be
+        called twice for the same."""
         take_off_hooks(statement.pack)
         mode = self._thread.mode
         if n_modes(mode) > statement.n_modes:
@@ -251,6 +265,7 @@ class CompressedActivations(Summary):
     # ---- parts of the hooks ----------------------------------------------------------------------
 
     def _pass(self, x: Tensor, reason: str, nbytes: int) -> Untouched:
+        """Save the tensor itself, and count its bytes by the reason."""
         self._statistics.add_untouched(reason, nbytes)
         return store_untouched(x)
 
@@ -265,7 +280,10 @@ class CompressedActivations(Summary):
         return x.dtype is torch.bool and self._policy.by_consumer
 
     def _hold(self, x: Tensor, kind: Kind, source: Any) -> Saved:
-        """Store a tensor in a new entry, or share the entry that has its bits."""
+        """Store a tensor in a new entry, or share the entry that has its bits.
+
+        source: the node that computed it, before views; None for a leaf.
+        """
         form, storage, exposures = kind.form, x.untyped_storage(), self._exposed
         stream = current_stream(form.index)  # codes on another stream may not be ready
         history = None if source is None else source._sequence_nr()
@@ -285,7 +303,8 @@ class CompressedActivations(Summary):
         return entry
 
     def _share(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Add a consumer to an entry; stores more bits or measures again if it needs that."""
+        """Let one more node that saves x use an entry: store more bits, or measure codes again, if
+        its kind needs that."""
         if kind.rank > entry.rank:
             self._fill(entry, x, kind)
         elif kind.measure and not self._checks.covers(entry, kind):
@@ -295,7 +314,7 @@ class CompressedActivations(Summary):
             self._checks.remember_product(entry)
 
     def _fill(self, entry: Entry, x: Tensor, kind: Kind) -> None:
-        """Store in an entry what a consumer needs: codes, or the tensor itself."""
+        """Store in an entry what the kind's consumer needs of x: codes, or x itself."""
         if kind.is_exact:
             entry.store_whole(store_untouched(x), kind.reason, kind.use.consumer)
         elif kind.measure and self._checks.rejects(entry, kind, captured := is_captured(kind)):
@@ -334,7 +353,8 @@ class CompressedActivations(Summary):
     def _decode(self, entry: Entry, form: Form, stream: Stream) -> Tensor:
         """Decode a tensor on the current stream; cache it for other nodes that saved it.
 
-        form: has the tensor's shape and dtype. It is cached only on the stream of its codes.
+        form: has the tensor's shape, strides and dtype. It is cached only on the stream of its
+        codes.
         """
         if stream is not entry.stream:
             _wait_for_codes(entry)
@@ -346,7 +366,7 @@ class CompressedActivations(Summary):
         return x
 
     def _cache(self, entry: Entry, x: Tensor) -> None:
-        """Cache a decoded tensor for its next use; drops the oldest."""
+        """Cache an entry's decoded tensor for its next use; drop the oldest beyond MOST_DECODED."""
         others = [other for other in self._decoded if _has_decoded(other())]
         for other in others[: len(others) + 1 - MOST_DECODED]:
             if (oldest := other()) is not None:
@@ -408,7 +428,7 @@ def _has_decoded(entry: Entry | None) -> bool:
 
 
 def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
-    """Return why a leaf is not compressed."""
+    """Return why a leaf of `nbytes` bytes is not compressed: "parameter", "leaf" or "small"."""
     if x.requires_grad or (type(x) is not Tensor and isinstance(x, torch.nn.Parameter)):
         return "parameter"
     return "leaf" if nbytes >= SMALL else "small"
@@ -428,7 +448,8 @@ def _wait_for_codes(entry: Entry) -> None:
 
 
 class Checked(NamedTuple):
-    """In checking mode: what a hook saved, the tensor, and a copy, flat if an entry shares it."""
+    """In checking mode: what a hook saved, the tensor with its version, and a copy of its values,
+    which is flat if it belongs to an entry that several tensors share."""
 
     saved: Any
     original: Tensor
@@ -437,7 +458,7 @@ class Checked(NamedTuple):
 
 
 def pack_checked(pack: Hook, x: Tensor) -> Any:
-    """Save a tensor by a hook, with the tensor and a copy."""
+    """Save x by the hook `pack`; return what it saved, as `Checked` if x can be compared later."""
     saved = pack(x)
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and not x.is_nested
     is_plain = is_plain and x.layout is torch.strided
@@ -453,7 +474,8 @@ def pack_checked(pack: Hook, x: Tensor) -> Any:
 
 
 def unpack_checked(unpack: Hook, saved: Any) -> Any:
-    """Unpack what was saved; RuntimeError if the tensor was written without a version change."""
+    """Return the tensor of what `pack_checked` returned, by the hook `unpack`; raise RuntimeError
+    if it was written without a version change."""
     if type(saved) is not Checked:
         return unpack(saved)
     x, version, copy = saved.original, saved.version, saved.copy

@@ -32,12 +32,13 @@ def batch_norm_relu(
 ) -> Tensor:
     """Compute relu(torch.nn.functional.batch_norm(...) + residual) in one pass, rounded once.
 
-    input: of any rank from 2, channels second, C-contiguous or with the channels last in memory, as
-    the result; others are copied. residual: of the input's shape and dtype, or None. Running
-    statistics are updated in place. The backward pass reads the result in place of a mask: where it
-    is 0 or less, no gradient passes; where it is NaN, it does, as in PyTorch. Gradients and results
-    are the same in every run. Of other arguments, and without `training`, PyTorch's functions
-    compute it, or raise its error as an ArgumentError too.
+    Arguments are those of that function, and the residual. input: of any rank from 2, channels
+    second, C-contiguous or with the channels last in memory, as the result; others are copied.
+    residual: of the input's shape and dtype, or None. Running statistics are updated in place. The
+    backward pass reads the result in place of a mask: where it is 0 or less, no gradient passes;
+    where it is NaN, it does, as in PyTorch. Gradients and results are the same in every run. Of
+    other arguments, and without `training`, PyTorch's functions compute it, or raise its error as
+    an ArgumentError too.
     """
     arguments = input, weight, bias, residual, running_mean, running_var, momentum, eps
     reason = _unserved(training, *arguments)
@@ -58,12 +59,16 @@ def _theirs(
     eps: float,
     training: bool = True,
 ) -> Tensor:
+    """Compute batch_norm_relu by PyTorch's functions; arguments as those of its batch_norm."""
     y = theirs.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     return theirs.relu(y if residual is None else y + residual)
 
 
 def _unserved(training: bool, input: Tensor, *others: Any) -> Unserved | None:
-    """Return an argument that only PyTorch computes, or refuses."""
+    """Return an argument that only PyTorch computes, or refuses, or None.
+
+    others: weight, bias, residual, running_mean, running_var, momentum, eps.
+    """
     running_mean, running_var, momentum, _ = others[3:]
     if not training:
         return Unserved("training", "True", training)
@@ -88,13 +93,14 @@ def _unserved_kinds(
     momentum: float,
     eps: float,
 ) -> Unserved | None:
-    """Return an argument that kernels refuse, for compiled regions, where no error is caught."""
+    """Return an argument of the operator batch_norm_relu that kernels refuse, or None: a check for
+    compiled regions, where no error of a kernel can be caught."""
     if input.dtype not in _FLOATS or input.layout is not torch.strided:
         return Unserved("input", "dense floating-point numbers of 16 to 64 bits", "others")
     if residual is not None and (residual.shape != input.shape or residual.dtype != input.dtype):
         return Unserved("residual", "the input's shape and dtype", "another")
     of_sums = torch.float32 if input.dtype in _HALVES else input.dtype
-    kinds = [
+    kinds = [  # dtypes of weight and bias, and of the running statistics
         [each.dtype for each in pair if each is not None]
         for pair in ((weight, bias), (running_mean, running_var))
     ]
@@ -110,6 +116,11 @@ def _unserved_kinds(
 
 
 def _call(ours: Any, *arguments: Any) -> Tensor:
+    """Run a call that matches no recent one: by ours(*arguments), which launches kernels, by the
+    dispatcher, or by PyTorch. arguments: those of `_unserved_kinds`.
+
+    In compiled regions the operator returns new running statistics, which are copied here.
+    """
     if not torch.compiler.is_compiling():
         if differentiates():
             other = Unserved("derivative", "reverse mode outside of torch.func", "another")

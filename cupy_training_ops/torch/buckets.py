@@ -19,9 +19,10 @@ class GradientBuckets:
     After `loss.backward()` and `wait()` the `grad` of each parameter is the mean over the group's
     ranks; with an optimizer (`cto.AdamW(parameters, group=group)`) only of this rank's parts:
     `optimizer.step(buckets.wait())`. parameters: those that require gradients, the same on all
-    ranks, with contiguous gradients. Within `paused()` gradients accumulate locally.
+    ranks, with contiguous gradients. group: the ranks. megabytes: of a bucket of gradients, which
+    are sent together. Within `paused()` gradients accumulate locally.
 
-    CuPy's current device has to be that of the tensors. Other arguments: as there.
+    CuPy's current device has to be that of the tensors.
     """
 
     def __init__(
@@ -38,13 +39,14 @@ class GradientBuckets:
         self._came: list[Any] = []  # parameters whose gradients are ready but not handed on
         self._is_paused = False
         self._hooks: list[Any] = []
-        self._lasts = self._buckets.lasts()
+        self._lasts = self._buckets.lasts()  # indices of the parameters that come last in buckets
         self._register(self._lasts)
 
     def wait(self) -> list[Any]:
-        """Return the parameters' gradients, None for those without one."""
+        """Send the last gradients; return all parameters' averaged ones, None for those without."""
         self._hand_on()
         gradients, lasts = self._buckets.wait(), self._buckets.lasts()
+        # Buckets or the order of gradients changed: hook the new lasts, or all parameters, eagerly.
         if self._hooks and (lasts != self._lasts or not self._is_steady):
             self._register(lasts if lasts != self._lasts else range(len(self._parameters)))
             self._lasts = lasts
@@ -72,22 +74,27 @@ class GradientBuckets:
     def _register(self, eager: Collection[int]) -> None:
         """Hook the parameters.
 
-        The hook of an `eager` parameter, usually the last of its bucket, passes all gradients that
-        have come to the buckets. Hooks of others only append to a list, in C, as Python would hold
-        up the backward pass.
+        eager: indices of parameters, usually the last of each bucket, whose hook, `_hook`, passes
+        all gradients that have come to the buckets. Hooks of others only append to a list, in C, as
+        Python would hold up the backward pass.
         """
         self.close()
-        self._is_steady = True
+        self._is_steady = True  # gradients came in the order for which `eager` was chosen
         self._hooks = [
             p.register_post_accumulate_grad_hook(
                 partial(self._hook, i) if i in eager else self._came.append
             )
             for i, p in enumerate(self._parameters)
         ]
-        self._is_watched = len(eager) < len(self._parameters)
+        self._is_watched = len(eager) < len(self._parameters)  # False: any order will do
 
     def _hook(self, place: int, parameter: Any) -> None:
-        """Pass all gradients that have come, with that of this parameter, to the buckets."""
+        """Pass all gradients that have come, with that of this parameter, to the buckets.
+
+        Only the last parameter of each bucket has this hook; after the order of gradients changed,
+        all have it. place: the parameter's index. If its bucket still lacks gradients, the order
+        has changed: `wait` then hooks all parameters.
+        """
         if not self._is_paused:
             self._came.append(parameter)
             self._hand_on()

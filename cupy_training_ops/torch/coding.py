@@ -26,7 +26,7 @@ from ..families.gist_sparse.operators import SparseDecoder
 ALIGNED = 16  # bytes
 MANY = 4096  # codings that are cached
 REUSED_NBYTES = 1 << 16  # scratch memory up to this size is reused by a stream
-HEAD = Spec((HEAD_NBYTES,), UINT8)
+HEAD = Spec((HEAD_NBYTES,), UINT8)  # the start of sparse codes, which has their length
 
 
 class Stream:
@@ -42,7 +42,8 @@ class Stream:
 
 
 class Move(Protocol):
-    """A prepared operator: reads memory at the first address and writes at the others."""
+    """A prepared operator: reads memory at the first address and writes at the others, on a
+    stream."""
 
     def __call__(self, addresses: tuple[int, ...], stream: Stream, /) -> None: ...
 
@@ -66,7 +67,10 @@ def coding(
     measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """Prepare a codec; device -1 is the host. measure: TILES if the encoder measures errors."""
+    """Prepare a codec for n elements of a dtype, both by name; device -1 is the host.
+
+    measure: TILES if the encoder measures errors, over the groups of `grouping`, else "".
+    """
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
@@ -82,7 +86,10 @@ def coding(
 
 
 def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
-    """Return a function that runs an operator on host memory, synchronously."""
+    """Return a function that runs the operator `op` on host memory, synchronously.
+
+    specs: of its input and of each result. Codes for a SparseDecoder begin with their own length.
+    """
     is_short = isinstance(op, SparseDecoder)
     x_spec, results = specs[0], specs[1:]
 
@@ -97,12 +104,17 @@ def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
 
 
 def _host_array(address: int, spec: Spec) -> Any:
+    """View host memory as a NumPy array."""
     memory = (ctypes.c_char * spec.nbytes).from_address(address)
     return np.frombuffer(memory, spec.dtype).reshape(spec.shape)
 
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
-    """Check and compile an operator's launches for arrays of these specs at any addresses."""
+    """Check and compile the launches of `op` for arrays at any addresses; return a function that
+    queues them.
+
+    specs: of its input and of each result. offset: bytes by which the input is off alignment.
+    """
     cuda_backend()  # imports CuPy
     place = 1 << 20  # a fake address, never read: plans depend only on specs and alignment
     places = [i * place for i in range(1, len(specs) + 1)]
@@ -117,6 +129,7 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
     is_shared = nbytes <= REUSED_NBYTES and call.ready.is_one_launch
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
+        """Queue the launches with scratch memory: of the stream, or for this call only."""
         # A captured graph has its own scratch memory, as it may run beside other calls.
         if not is_shared or torch.cuda.is_current_stream_capturing():
             scratch = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -134,20 +147,24 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
 
 
 def _allocate_scratch(device: int, stream: int, zeros: int, nbytes: int) -> int:
-    """Allocate scratch memory of a stream, which its calls reuse; kernels leave it zeroed."""
+    """Allocate scratch memory of a stream, which its calls reuse, and return its address.
+
+    zeros: bytes at its start that kernels need zeroed, and leave so.
+    """
     memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     _SCRATCH_TENSORS.append(memory)
     return _SCRATCH.setdefault((device, stream, zeros, nbytes), memory.data_ptr())
 
 
 def _device_array(address: int, spec: Spec, device: int) -> object:
+    """View device memory as a CuPy array."""
     cupy = sys.modules["cupy"]
     memory = cupy.cuda.UnownedMemory(address, spec.nbytes, None, device)
     return cupy.ndarray(spec.shape, spec.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def current_stream(index: int) -> Stream:
-    """Return PyTorch's current stream, or NO_STREAM for device -1."""
+    """Return PyTorch's current stream of a GPU by its index, or NO_STREAM for device -1."""
     if index < 0:
         return NO_STREAM
     if raw_stream is not None:
@@ -162,7 +179,9 @@ def stream_of(address: int) -> Stream:
 
 
 NO_STREAM = Stream(0)  # for the host
-_STREAMS: dict[int, Stream] = {}
-_SCRATCH: dict[tuple[int, int, int, int], int] = {}  # addresses of scratch memory
+_STREAMS: dict[int, Stream] = {}  # by address
+# Addresses of scratch memory, by (device, stream's address, bytes that are zeroed, bytes).
+_SCRATCH: dict[tuple[int, int, int, int], int] = {}
 _SCRATCH_TENSORS: list[object] = []  # keeps it alive
-raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU
+# Returns the address of a device's current stream; None if PyTorch is built without CUDA.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)

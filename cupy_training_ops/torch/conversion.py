@@ -55,11 +55,13 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     left_classes: dict[str, str] = field(default_factory=dict)
+    # (module, the class that it had).
     _originals: list[tuple[torch.nn.Module, type]] = field(
         default_factory=list, repr=False, compare=False
     )
 
     def __str__(self) -> str:
+        """Return a text: what was swapped, and a line for each reason why others were left."""
         counts = Counter(self.swapped.values())
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         lines = [f"swapped {kinds or 'nothing'}"]
@@ -150,7 +152,8 @@ def _class_reason(module: torch.nn.Module) -> str:
 
 
 def _of_pytorch(module: torch.nn.Module) -> Any:
-    """Return the replacement of one of PyTorch's own modules, why it has none, or None."""
+    """Return the class that one of PyTorch's own modules gets, a text that says why it is left, or
+    None for other modules."""
     replacement: Any = _REPLACEMENTS.get(type(module))
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:

@@ -4,6 +4,9 @@
 A norm that subtracts feature means makes the gradient of the product before it independent of
 these, and nearly that of earlier products; their codes have to be exact enough without the means.
 It is noticed when the norm saves its input: products are known by their nodes' sequence numbers.
+
+An `Entry` has the codes of one saved tensor, and the tensor until its check is decided. Its `Kind`
+says how tensors alike are encoded and checked, and what their consumer needs.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .pinned import NUMBERS, PinnedNumbers, read_later
 from .save_rules import LEAF_NODE, SAME_NUMBERS
 from .saved import MANY, Entry, Kind, Untouched
 
+# Names of nodes through which the products before a norm are searched.
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 SLOPES = frozenset(f"{name}Backward0" for name in ("Relu", "LeakyRelu", "Gelu", "Silu"))
 LOOKED_BEHIND = SAME_NUMBERS | SUMS | SLOPES
@@ -31,10 +35,12 @@ next_node = torch._C._autograd._get_sequence_nr
 
 
 class Operand(PendingCheck):
-    """A pending check of an operand of a product, which a later norm or operand may fail.
+    """A pending check of an operand of a product, which a later norm or operand may make fail.
 
+    numbers: what the encoder measured, readable after the event, or at once if that is None.
     Both operands of a product of activations pass or fail together, as the error of one is
-    multiplied by the means of the other.
+    multiplied by the means of the other. is_centred: a norm subtracts the feature means of the
+    product's result.
     """
 
     may_be_centred = True
@@ -90,7 +96,7 @@ class PendingChecks(pending.PendingChecks):
     def centre(self, entry: Entry) -> None:
         """Note that a norm subtracts the feature means of a product's result; entry: its operand.
 
-        Decides checks whose numbers were read; closed ones are not changed.
+        Decides checks whose numbers were read. Closed ones, with many bytes added since, stay.
         """
         with self.lock:
             entry.is_centred = True
@@ -104,11 +110,11 @@ class ThreadState(threading.local):
     """A thread's products, and the number of tensors of each kind in this step."""
 
     def __init__(self) -> None:
-        self.products: dict[int, weakref.ref[Entry]] = {}  # by sequence number
-        self.counts: dict[Kind, int] = {}
-        self.captured: list[tuple[ErrorCheck, Tensor]] = []
+        self.products: dict[int, weakref.ref[Entry]] = {}  # operands by nodes' sequence numbers
+        self.counts: dict[Kind, int] = {}  # tensors of each kind so far in this step
+        self.captured: list[tuple[ErrorCheck, Tensor]] = []  # checks, and numbers at replay
         self.product = -1  # sequence number of the product whose operands are being saved
-        self.operands: list[Operand] = []
+        self.operands: list[Operand] = []  # of that product
 
 
 class ErrorChecks:
@@ -140,7 +146,8 @@ class ErrorChecks:
     # ---- encoding --------------------------------------------------------------------------------
 
     def rejects(self, entry: Entry, kind: Kind, is_captured: bool) -> bool:
-        """Return True under graph capture if this tensor's codes did not pass in an earlier step.
+        """Return True if a CUDA graph is being captured (is_captured) and this tensor's codes did
+        not pass in an earlier step.
 
         Sets entry.place, kind.number + i for the i-th tensor of its kind in a step.
         """
@@ -152,10 +159,11 @@ class ErrorChecks:
     def add(
         self, entry: Entry, x: Tensor, kind: Kind, numbers: Any, original: Untouched | None
     ) -> None:
-        """Add a check of new codes.
+        """Add a check of new codes of x.
 
-        original: the uncompressed tensor, referenced until the check is decided; None if a CUDA
-        graph is captured, whose failures are counted at replay.
+        numbers: what the encoder measured, or None. original: the uncompressed tensor, referenced
+        until the check is decided; None if a CUDA graph is captured, whose failures are counted at
+        replay.
         """
         if kind.measure == RANGE:
             numbers = measure_range(entry.code, x.detach(), kind)
@@ -173,9 +181,10 @@ class ErrorChecks:
         self.pending.add(check, entry, kind.coding.code_nbytes)
 
     def _operands(self, node: int) -> list[Operand] | None:
-        """Return the list of operands of the product `node`, or None if node is -1.
+        """Return the list of operands of a product, to which the next one is appended.
 
-        The operands of the product before it are complete, and are decided.
+        node: the sequence number of the product's node; -1: no product of activations, which has
+        None. The operands of the product before it are complete, and are decided.
         """
         thread = self._thread
         if thread.product != node:
@@ -185,7 +194,11 @@ class ErrorChecks:
         return thread.operands if node >= 0 else None
 
     def covers(self, entry: Entry, kind: Kind) -> bool:
-        """Return True if the check of an entry's codes suffices for a consumer of this kind."""
+        """Return True if the check of an entry's codes suffices for a consumer of this kind.
+
+        Norms and products of activations need a check of their own need and groups, products with
+        parameters one of their groups; other consumers any.
+        """
         if entry.code is None or kind.measure != TILES:
             return True
         old, new = entry.kind.check, kind.check
@@ -196,7 +209,7 @@ class ErrorChecks:
     # ---- products followed by a norm -------------------------------------------------------------
 
     def remember_product(self, entry: Entry) -> None:
-        """Remember a product's operand by the node that is saving it."""
+        """Remember an operand of a product by the node that is saving it, for `centre`."""
         if not entry.pending:
             return
         products = self._thread.products
@@ -226,8 +239,8 @@ class ErrorChecks:
 
 
 def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
-    """Return the largest magnitude of float16 codes; for a product's operand also the sums of
-    variances and squared means, as a softmax after the product ignores means."""
+    """Return (largest magnitude,) of x's float16 codes; for a product's operand also the sums over
+    features of variances and of squared means, as a softmax after the product ignores means."""
     largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
     if kind.use.need != PRODUCT:
         return largest.reshape(1)
@@ -237,7 +250,8 @@ def measure_range(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
 
 
 def empty_numbers(kind: Kind, captured: bool) -> Tensor | PinnedNumbers:
-    """Allocate the numbers that an encoder measures: page-locked, unless a graph is captured."""
+    """Allocate memory for the NUMBERS that an encoder measures: page-locked, unless a graph is
+    captured."""
     if kind.index >= 0 and not captured:
         return PinnedNumbers(kind.index)
     return torch.empty(NUMBERS, dtype=torch.float32, device=kind.form.device)

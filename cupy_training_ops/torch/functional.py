@@ -62,6 +62,10 @@ _MOST_SEED = 1 << 62
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
+# Each `_unserved...` returns an argument that kernels refuse, or None. Its arguments, and those of
+# `_their...`, which compute by PyTorch's functions, are those of the operator.
+
+
 def _unserved_dim(input: Tensor, _: int) -> Unserved | None:
     return None if input.dim() else Unserved("input", "a dimension or more", "a scalar")
 
@@ -110,7 +114,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As torch.nn.functional.layer_norm; computed in float32 and rounded once."""
+    """As torch.nn.functional.layer_norm; computed in float32 or float64, rounded once."""
     return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -120,7 +124,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.rms_norm; computed in float32 and rounded once."""
+    """As torch.nn.functional.rms_norm; computed in float32 or float64, rounded once."""
     if eps is None:
         eps = _EPS.get(getattr(input, "dtype", None), _EPS_OF_DOUBLE)
     return _rms_norm(input, normalized_shape, weight, eps)
@@ -155,7 +159,7 @@ def softmax(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.softmax; computed in float32 and rounded once."""
+    """As torch.nn.functional.softmax; computed in float32 or float64, rounded once."""
     if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("softmax", input, dim, _stacklevel, dtype)
     return _softmax(input, dim)
@@ -167,7 +171,7 @@ def log_softmax(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.log_softmax; computed in float32 and rounded once."""
+    """As torch.nn.functional.log_softmax; computed in float32 or float64, rounded once."""
     if dtype is not None or dim is None or _stacklevel != 3:
         input, dim = _cast("log_softmax", input, dim, _stacklevel, dtype)
     return _log_softmax(input, dim)
@@ -176,7 +180,8 @@ def log_softmax(
 def _cast(
     function: str, input: Tensor, dim: int | None, stacklevel: int, dtype: torch.dtype | None
 ) -> tuple[Tensor, int]:
-    """Return the input in a dtype, and the dimension that PyTorch chooses, with its warning."""
+    """Return (input in the dtype, dim); a dim of None becomes the one that PyTorch chooses, with
+    its warning. stacklevel: of the warning; in a deprecated form, the dtype."""
     refuse_others(function, input=input)
     if isinstance(stacklevel, torch.dtype):
         message = f"{function}(input, dim, dtype) is deprecated: name dtype, as PyTorch does"
@@ -223,7 +228,8 @@ def dropout(
 
 
 def _drop_fallback(*arguments: Any) -> Any:
-    """Run a dropout that matches no recent call, by PyTorch if kernels refuse it."""
+    """Run a dropout of (input, bias, residual, p) that matches no recent call, by PyTorch if
+    kernels refuse it."""
     input, bias, residual, _ = arguments
     refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)
     if torch.compiler.is_compiling():
@@ -237,7 +243,7 @@ def _drop_fallback(*arguments: Any) -> Any:
 
 
 def _draw_and_drop(*arguments: Any) -> Any:
-    """Draw (seed, offset), or a tensor of both, and drop.
+    """Draw (seed, offset), or a tensor of both, and drop; arguments: input, bias, residual, p.
 
     A tensor is drawn on the device, again in each run of a compiled region or captured graph.
     """
@@ -270,6 +276,7 @@ _drop = _dropout.drawing(_draw, _drop_fallback)
 
 
 def _draw_on(device: torch.device) -> Tensor:
+    """Draw a tensor of (seed, offset) on a device, from PyTorch's generator there."""
     return torch.randint(_MOST_SEED, (2,), device=device)
 
 
@@ -302,6 +309,7 @@ def embedding(
 def _unserved_embedding(
     _: Any, max_norm: float | None, __: float, scale_grad_by_freq: bool, sparse: bool
 ) -> Unserved:
+    """Return the option, one of which is set, that no kernel takes."""
     if max_norm is not None:
         return Unserved("max_norm", "None", max_norm)
     name, value = ("sparse", sparse) if sparse else ("scale_grad_by_freq", scale_grad_by_freq)

@@ -27,7 +27,8 @@ _Module = Any  # of torchvision, whose classes have no common type for their par
 
 
 def replacement(name: str, module: torch.nn.Module) -> Any:
-    """Return the class for a module of the class `name`, why it is left, or None for others."""
+    """Return the class that a module gets, a text that says why it is left, or None if it is not of
+    the class `name`, one of NAMES."""
     cls: Any = type(module)
     if nn.is_replacing(cls):
         return None
@@ -43,7 +44,7 @@ def replacement(name: str, module: torch.nn.Module) -> Any:
 
 @functools.cache
 def subclass_of(cls: Any) -> Any:
-    """Return the subclass of a class with its forward pass of this module."""
+    """Return the subclass of a class whose forward pass is one of this module's."""
     if issubclass(cls, torch.nn.Sequential):
         return nn.replacing(cls, _forward_of_sequence, subclass_of)
     if cls.__name__ == "ResNet":
@@ -64,7 +65,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def _reason(module: _Module, norm_name: str, relu_name: str) -> str:
-    """Return why a batch norm and a relu cannot be computed as one, or ""."""
+    """Return why a batch norm and a relu cannot be computed as one, or "".
+
+    norm_name, relu_name: of these two among the children of `module`.
+    """
     norm, relu = module._modules.get(norm_name), module._modules.get(relu_name)
     if type(norm) not in _BATCH_NORMS:
         return f"{norm_name} is a {type(norm).__name__}, not PyTorch's own BatchNorm2d"
@@ -79,15 +83,16 @@ def _reason(module: _Module, norm_name: str, relu_name: str) -> str:
 
 
 def _applies(module: _Module, input: object, norm: str, relu: str) -> bool:
-    """Return True if the batch norm and the relu of a module are to be one in this call."""
+    """Return True if the batch norm and the relu of these names are to be one in this call."""
     is_training = getattr(module._modules.get(norm), "training", False)
     is_whole = is_training and not _reason(module, norm, relu) and not _has_any_global_hook()
     return is_whole and not nn.is_exported(input)
 
 
 def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Call a batch norm in training, a residual's addition and relu as one."""
+    """Return relu(norm(input) + residual) of a batch norm in training, with its updates."""
     norm._check_input_dim(input)
+    # Share of new statistics; with momentum None 1/n, so that running ones are the mean of n steps.
     factor = 0.0 if norm.momentum is None else norm.momentum
     if norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -146,7 +151,8 @@ def _neighbours(module: _Module) -> Iterator[tuple[str, str]]:
 
 
 def _of_sequence(module: torch.nn.Sequential) -> Any:
-    """Return the class for a sequence, why it is left, or None without a batch norm before relu."""
+    """Return the class that a sequence gets, a text that says why it is left, or None if it has no
+    batch norm before a relu."""
     pairs = list(_neighbours(module))
     if not pairs:
         return None

@@ -31,7 +31,8 @@ _Module = Any  # of transformers, whose classes have no common type for their pa
 
 
 def replacement(module: torch.nn.Module) -> Any:
-    """Return the class for a module of transformers, why it is left, or None."""
+    """Return the class that a module of transformers gets, a text that says why it is left, or None
+    for others."""
     cls: Any = type(module)
     if not cls.__module__.startswith("transformers.") or nn.is_replacing(cls):
         return None
@@ -48,7 +49,7 @@ def replacement(module: torch.nn.Module) -> Any:
 
 @functools.cache
 def subclass_of(cls: Any) -> Any:
-    """Return the subclass of a class of transformers with its forward pass of this module."""
+    """Return the subclass of a class of transformers whose forward pass is one of this module's."""
     name = cls.__name__
     if name.endswith(_HEADED):
         make = _headed_forward
@@ -78,19 +79,30 @@ _FORMS = {
     **dict.fromkeys(_GATED, frozenset(("gate_proj", "up_proj", "down_proj", "act_fn"))),
     _GATED_T5: {"wi_0", "wi_1", "wo", "dropout", "act"},
 }
+# The `approximate` of torch.nn.functional.gelu, by class name.
 _GELUS = {
     "GELUActivation": "none",
     "GELUTanh": "tanh",
     "NewGELUActivation": "tanh",
     "PytorchGELUTanh": "tanh",
 }
+# Functions of (gate, value) that compute activation(gate) * value, by the activation's class name.
 _GATES = {
     **dict.fromkeys(("SiLU", "SiLUActivation"), functional.swiglu),
     **dict.fromkeys([name for name in _GELUS if _GELUS[name] == "tanh"], functional.geglu),
 }
 
 
+# Each returns a forward pass for a subclass of `cls`; where it does not apply, that of `cls` runs.
+
+
 def _norm_forward(cls: Any) -> _Forward:
+    """Return the forward pass of a subclass of `cls`, an RMS norm of transformers.
+
+    Its result has the weight's dtype, as that of `nn`'s norms, also where a compiler fuses the pass
+    of cls. In an exported program it is that of cls.
+    """
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
         if nn.is_exported(hidden_states):
@@ -103,10 +115,13 @@ def _norm_forward(cls: Any) -> _Forward:
 
 
 def _offset_norm_forward(cls: Any) -> _Forward:
+    """Return the pass of an RMS norm that scales by 1 + weight."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
         if nn.is_compiling() or nn.is_exported(x):
             return cls.forward(self, x)
         weight = self.weight
+        # 16 bits would round 1 + weight, as the module's own pass does not.
         scale = 1 + (weight.float() if weight.dtype.itemsize < 4 else weight)
         return functional.rms_norm(x, weight.shape, scale, self.eps).to(x.dtype)
 
@@ -114,6 +129,7 @@ def _offset_norm_forward(cls: Any) -> _Forward:
 
 
 def _gelu_forward(cls: Any) -> _Forward:
+    """Return the pass of a GELU, of the form that _GELUS says."""
     approximate: Any = _GELUS[cls.__name__]
 
     def forward(self: Any, input: Tensor) -> Tensor:
@@ -130,13 +146,15 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return the function of an activation and a product in one; None: they stay apart."""
+    """Return the function of (gate, value) for activation(gate) * value; None: they stay apart."""
     if _has_hooks(activation):
         return None
     return _GATES.get(type(activation).__name__)
 
 
 def _gated_forward(cls: Any) -> _Forward:
+    """Return the pass of down(activation(gate(x)) * up(x))."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
         gate = _gate_of(self.act_fn)
         if gate is None or nn.is_compiling() or nn.is_exported(x):
@@ -147,6 +165,8 @@ def _gated_forward(cls: Any) -> _Forward:
 
 
 def _gated_t5_forward(cls: Any) -> _Forward:
+    """Return the pass of wo(dropout(activation(wi_0(x)) * wi_1(x)))."""
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         gate = _gate_of(self.act)
         if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
@@ -275,17 +295,27 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _run_decoder(model: _Module, named: dict[str, Any], _: Any = None) -> tuple[Tensor, Any]:
-    """Return what a model's head takes, and the results of its body."""
+    """Return (input of a model's head, results of its body by name).
+
+    named: arguments of the forward pass by name.
+    """
     outputs = getattr(model, model.base_model_prefix)(**named, return_dict=True)
     return outputs[0], outputs
 
 
 def _run_bert(model: _Module, named: dict[str, Any], _: Tensor) -> tuple[Tensor, Any]:
+    """Return (input of the head's linear layer, results of the body by name) of BERT, whose head
+    begins with a transform."""
     hidden, outputs = _run_decoder(model, named)
     return model.cls.predictions.transform(hidden), outputs
 
 
 def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tensor, Any]:
+    """Run T5's encoder, unless its outputs are arguments, then its decoder; return (input of the
+    head, results of both by name).
+
+    labels: shifted right, they are the decoder's tokens if it has no others. Changes `named`.
+    """
     encoded = named.pop("encoder_outputs", None)
     of_encoder = {name: named.pop(name, None) for name in ("input_ids", "inputs_embeds")}
     mask, cache = named.pop("attention_mask", None), named.pop("cache", None)
@@ -326,9 +356,10 @@ def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tens
 class _Model(NamedTuple):
     """How a class computes head and loss.
 
-    output: its result's class. loss: its loss function, "" if it calls torch.nn.CrossEntropyLoss.
-    head: the path of the linear layer. run: returns what that takes, and the body's results, from
-    the model, its arguments by name, and labels. is_capped: the configuration may cap scores.
+    output: name of its result's class. loss: name of its loss function, "" if it calls
+    torch.nn.CrossEntropyLoss. head: the path of the linear layer. run(model, arguments by name,
+    labels): returns the head's input, and the body's results. is_capped: the configuration may cap
+    scores.
     """
 
     output: str = "CausalLMOutputWithPast"
@@ -358,7 +389,7 @@ _OF_T5 = frozenset(
 
 
 def _head_reason(cls: type) -> str:
-    """Return why head and loss of a class stay apart, or ""."""
+    """Return a text that says why head and loss of a class stay apart, or ""."""
     if cls.__name__ not in _MODELS:
         return "head and loss stay apart: none of the models whose forward pass is known"
     kind = _MODELS[cls.__name__]
@@ -371,6 +402,7 @@ def _head_reason(cls: type) -> str:
 
 
 def _parameters(cls: Any) -> list[str]:
+    """Return the names of the parameters of a class's forward pass, without `self`."""
     return [*inspect.signature(cls.forward).parameters][1:]
 
 
@@ -389,6 +421,10 @@ def _headed_forward(cls: Any) -> _Forward:
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *arguments: Any, skip_logits: bool | None = None, **named: Any) -> Any:
+        """Compute the loss without logits, or call the model's own pass, which returns both.
+
+        arguments, named: of that pass. skip_logits: choose the first; None: in training.
+        """
         named.update(zip(names, arguments, strict=False))
         labels = named.pop("labels", None)
         skips = self.training if skip_logits is None else skip_logits
@@ -422,7 +458,10 @@ def _is_own_loss(model: Any, loss_function: Any) -> bool:
 
 
 def _unserved(head: Any, named: dict[str, Any]) -> Unserved | None:
-    """Return the argument for which the scores of a head are computed."""
+    """Return an argument, or property of the head, for which scores have to be computed, or None.
+
+    named: arguments of the forward pass by name.
+    """
     keep = named.get("logits_to_keep", 0)
     if not isinstance(keep, int) or keep:
         return Unserved("logits_to_keep", "0 with labels", keep)
@@ -446,9 +485,11 @@ def _loss(
     cap: float | None,
     named: dict[str, Any],
 ) -> Tensor:
-    """Compute the loss that a loss function of transformers has, from its arguments in `named`.
+    """Return the loss that a loss function of transformers has, from its arguments in `named`.
 
-    kind: its name; "": torch.nn.CrossEntropyLoss, which has none of them.
+    head: the linear layer; hidden: its input, (samples, tokens, features). labels: (samples,
+    tokens). kind: the function's name; "": torch.nn.CrossEntropyLoss, which has none of these
+    arguments. cap: of scores, or None.
 
     It is a mean, times the share of its rows in `num_items_in_batch`. The sum would be out of
     range where 16 bits have a narrow one.
@@ -458,7 +499,7 @@ def _loss(
         shifted = named.get("shift_labels")
         if shifted is None:
             shifted = torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]
-        labels = shifted
+        labels = shifted  # each token predicts the next one
     labels = labels.reshape(-1).to(hidden.device)
     loss = functional.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),

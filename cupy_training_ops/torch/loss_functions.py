@@ -2,7 +2,9 @@
 """Losses by PyTorch's names and arguments, with what kernels compute beside them.
 
 A loss makes the gradients of its inputs in the same pass; of a linear layer it never has all scores
-in memory.
+in memory. `_their_...` compute by PyTorch's functions what an operator of the same arguments does.
+terms: (label_smoothing, lse_square_scale, softcap), the last 0.0 for None. wanted: which of
+(z-loss, accuracy, predictions) are returned. weight: of the classes, as PyTorch's.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def _their_loss(
     reduction: str,
     _: torch.dtype | None,
 ) -> Tensor:
+    """Compute the loss against classes, in the dtype that PyTorch chooses."""
     return theirs.cross_entropy(
         input, target, weight, ignore_index=ignore_index, reduction=reduction
     )
@@ -62,7 +65,7 @@ def _their_regularized(
     lse_square_scale: float,
     softcap: float,
 ) -> Tensor:
-    """Compute the loss by PyTorch's functions; z-loss and caps are not among its arguments."""
+    """Compute the loss by PyTorch's functions; its cross_entropy has neither z-loss nor cap."""
     if softcap:
         capped = softcap * torch.tanh(input / softcap)
         input = torch.where(input == -torch.inf, input, capped)
@@ -70,10 +73,10 @@ def _their_regularized(
     if not lse_square_scale:
         return theirs.cross_entropy(input, target, weight, reduction=reduction, **named)
     losses = theirs.cross_entropy(input, target, weight, reduction="none", **named)
-    weights = torch.ones_like(losses)
+    weights = torch.ones_like(losses)  # of rows, 0 where the target is ignored
     if not target.is_floating_point():
         if weight is not None:
-            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]
+            weights = weight[target.clamp(0, input.shape[input.dim() > 1] - 1)]  # dim 0 or 1
         weights = torch.where(target == ignore_index, 0, weights)
     lse = torch.logsumexp(input, int(input.dim() > 1), keepdim=False).to(losses.dtype)
     losses = losses + torch.where(weights == 0, 0, weights * lse_square_scale * lse.square())
@@ -90,6 +93,7 @@ def _their_dense(
     _: torch.dtype | None,
     *terms: float,
 ) -> Tensor:
+    """Compute the loss against probabilities, with PyTorch's default of ignore_index."""
     return _their_regularized(input, target, weight, -100, reduction, None, *terms)
 
 
@@ -102,7 +106,8 @@ def _their_measured(
     dtype: torch.dtype | None,
     *terms: float,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss by PyTorch's functions, and what is measured beside it."""
+    """Return (loss, loss, z-loss, predicted classes) by PyTorch's functions, the second in place of
+    the gradient that the operator returns."""
     smoothing, square, cap = terms
     with torch.no_grad():
         scores = input.detach()
@@ -113,7 +118,7 @@ def _their_measured(
             _their_regularized(
                 scores, target, weight, ignore_index, reduction, dtype, smoothing, scale, 0.0
             )
-            for scale in (square, 0.0)
+            for scale in (square, 0.0)  # with z-loss, and without
         ]
         dim = int(scores.dim() > 1)
         is_left = (target == ignore_index) | ~scores.amax(dim).isfinite()
@@ -149,7 +154,7 @@ _measured_row_losses = DOORS["measured_linear_cross_entropy_rows"].every
 
 
 class CrossEntropyOutput(NamedTuple):
-    """A loss, and what is computed in the same pass if it is asked for; without gradients."""
+    """A loss, and measures of the same pass, without gradients; None if they are not asked for."""
 
     loss: Tensor
     z_loss: Tensor | None = None
@@ -237,13 +242,8 @@ def cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     terms: tuple[float, ...] = ()
-    has_terms = (
-        type(label_smoothing) is not float
-        or label_smoothing != 0.0
-        or type(lse_square_scale) is not float
-        or lse_square_scale != 0.0
-        or softcap is not None
-    )
+    are_numbers = type(label_smoothing) is type(lse_square_scale) is float
+    has_terms = not are_numbers or label_smoothing or lse_square_scale or softcap is not None
     is_measured = return_z_loss or return_token_accuracy or return_predicted_tokens
     if has_terms or is_measured or weight is not None or target.dtype not in _CLASSES:
         refuse_others("cross_entropy", {"weight": weight})
@@ -279,7 +279,7 @@ def cross_entropy(
 
 
 def _measure(input: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return loss, z-loss and predicted classes."""
+    """Return (loss, z-loss, predicted classes); others: arguments after the scores."""
     if not records(input):
         loss, z_loss, predicted = _measured_loss(input, *others)
     else:
@@ -296,7 +296,7 @@ def _output(
     reduction: str,
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
-    """Return the loss with what is wanted of z-loss, accuracy and predictions."""
+    """Return the loss with the measures that are wanted; predicted: a class for each target."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
         counts = target != ignore_index
@@ -317,7 +317,7 @@ def _against_probabilities(
     reduction: str,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Compute a loss against probabilities, by PyTorch what no kernel takes."""
+    """Return the loss against probabilities; PyTorch computes it for arguments no kernel takes."""
     reason = _unserved_probabilities(input, target, weight, ignore_index)
     if reason is not None:
         arguments = (input, target, weight, ignore_index, reduction, None, *terms)
@@ -339,7 +339,7 @@ def _against_probabilities(
 def _unserved_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Unserved | None:
-    """Return the argument of a loss against probabilities that kernels refuse."""
+    """Return an argument of a loss against probabilities that kernels refuse, or None."""
     if target.dtype not in FLOATS or target.shape != input.shape or not input.numel():
         shape = tuple(input.shape)
         expected = f"classes in int64 or int32, or probabilities of shape {shape}, not empty"
@@ -362,7 +362,7 @@ def _unserved_probabilities(
 def _terms(
     function: str, label_smoothing: float, lse_square_scale: float, softcap: float | None
 ) -> tuple[float, ...]:
-    """Return label smoothing, z-loss and cap as numbers."""
+    """Return `terms` of these arguments; refuse others than numbers in their ranges."""
     cap = 0.0 if softcap is None else softcap
     values = {"label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
     for name, value in (*values.items(), ("softcap", cap)):
@@ -387,7 +387,8 @@ def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
-    """Compute the loss, and overwrite the scores by their gradient."""
+    """Return the loss, and overwrite the scores by their gradient; others: (target, weight,
+    ignore_index, reduction, dtype), and `terms` where they are not all 0."""
     if not torch.compiler.is_compiling() and differentiates():
         return (_loss_and_gradient if len(others) == 5 else _regularized)(input, *others)
     if torch._C._are_functorch_transforms_active():
@@ -407,11 +408,8 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of scores, whose gradient overwrites them and raises their version.
-
-    is_whole: the operator can write to the scores; else the gradient is copied there, but not in
-    compiled code.
-    """
+    """The loss of scores, whose gradient overwrites them and raises their version. is_whole: the
+    operator writes to them; else the gradient is copied there, but not in compiled code."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, is_whole: bool, *others: Any) -> Tensor:
@@ -467,15 +465,16 @@ def linear_cross_entropy(
     """As torch.nn.functional.linear_cross_entropy, without all scores in memory.
 
     input: shape (..., features), target: shape (...); or (rows, features) and (rows, ...) for a
-    linear_weight of shape (classes, ..., features); probabilities have the classes as the dimension
-    after the rows. Rows are processed in chunks, whose scores are overwritten by their gradient;
-    gradients are computed with the loss, for reduction='none' from scores that are computed again.
-    If probabilities require gradients, which are as large, all scores are computed at once.
-    lse_square_scale, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
+    linear_weight of shape (classes, ..., features) and a linear_bias of (classes, ...);
+    probabilities have the classes as the dimension after the rows. Rows are processed in chunks,
+    whose scores are overwritten by their gradient; gradients are computed with the loss, for
+    reduction='none' from scores that are computed again. If probabilities require gradients, which
+    are as large, all scores are computed at once. lse_square_scale: of a z-loss, the square of a
+    row's logsumexp. softcap: scores become softcap tanh(scores / softcap). return_z_loss,
+    return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput, reduced as by
     cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
     2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
-    the memory that the loss needs; without it a chunk has 512 MiB. The other options are PyTorch's
-    own kernels'.
+    the memory that the loss needs (default: 512 MiB); other options are for PyTorch's kernels.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)
@@ -576,10 +575,8 @@ def _cast(result: Any, dtype: torch.dtype | None) -> Any:
 def _in_rows(
     input: Tensor, linear_weight: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Return input and target with one dimension of rows, and the shape of the rows' losses.
-
-    PyTorch's loss of scores has their classes as the second dimension.
-    """
+    """Return input and target with one dimension of rows, as PyTorch's loss of scores, whose
+    classes are the second dimension, takes them, and the shape of the rows' losses."""
     *shape, n_features = input.shape
     extents = linear_weight.shape[1:-1]
     if not extents and target.shape[: len(shape)] == (*shape,):
@@ -605,7 +602,7 @@ def _unserved_linear(
     reduction: str,
     ignore_index: int | None,
 ) -> Unserved | None:
-    """Return the argument of a linear layer's loss that kernels refuse."""
+    """Return an argument of a linear layer's loss that kernels refuse, or None."""
     others = {"linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
     for name, tensor in (*others.items(), ("weight", weight)):
         if tensor is not None and tensor.device != input.device:
@@ -655,7 +652,7 @@ def _their_linear_loss(
     options: Any,
     terms: tuple[float, ...],
 ) -> Tensor:
-    """Call PyTorch's function, or its parts where it lacks an argument; 2.13 is its first."""
+    """Call PyTorch's function (from 2.13), or compute all scores where it lacks an argument."""
     if hasattr(theirs, "linear_cross_entropy") and not any(terms[1:]):
         return theirs.linear_cross_entropy(
             input,
@@ -689,6 +686,7 @@ def _their_measured_linear_loss(
     terms: tuple[float, ...],
     wanted: tuple[bool, bool, bool],
 ) -> CrossEntropyOutput:
+    """Compute a linear layer's loss, and the measures that are wanted, by PyTorch's functions."""
     ignored = -100 if ignore_index is None else ignore_index
     rows, by_row, shape = _in_rows(input, linear_weight, target)
     scores = _scores_of(rows, linear_weight, linear_bias)

@@ -26,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any] | None
-Call = tuple[Any, Arguments, Named]
+Call = tuple[Any, Arguments, Named]  # (torch function, arguments, arguments by name)
 Hook = Callable[[Any], Any]
 ExposedMemory: TypeAlias = "dict[weakref.ref[torch.UntypedStorage], object]"
 
@@ -44,11 +44,12 @@ EXPOSING = {
         False,
     ),
 }
-AT_ANY_TIME = object()
+AT_ANY_TIME = object()  # of memory that may be written at any time
 # Python functions whose inner calls are noted, as these have save rules; what other functions
 # without a rule save is not compressed.
 LOOKED_THROUGH = frozenset({functional.multi_head_attention_forward})
 SPECIAL = LOOKED_THROUGH | EXPOSING.keys()
+# Of __torch_function__'s `types`: none, or only PyTorch's own classes.
 PLAIN = frozenset(
     itertools.chain.from_iterable(
         itertools.permutations((Tensor, torch.nn.Parameter), n) for n in range(3)
@@ -59,7 +60,8 @@ PLAIN = frozenset(
 class Consumers(TorchFunctionMode):  # type: ignore[misc]
     """Notes the torch function that a thread runs, and memory that may be written unseen.
 
-    exposed: by storage, an object that identifies the latest exposure, or AT_ANY_TIME.
+    call: the function, its arguments, and those by name; None if it is unknown. exposed: by
+    storage, an object that identifies the latest exposure, or AT_ANY_TIME.
     """
 
     def __init__(self, exposed: ExposedMemory) -> None:
@@ -74,6 +76,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         args: Arguments = (),
         kwargs: Named = None,
     ) -> Any:
+        """Set `call` while a torch function runs, so that hooks that it runs can read it."""
         before = self.call
         # A tensor subclass may do anything in a call of this function.
         self.call = (func, args, kwargs) if not types or types in PLAIN else None
@@ -85,7 +88,8 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
             self.call = before
 
     def _special(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        """Call a function of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH."""
+        """Call `func`, one of EXPOSING, noting the memory, or the body of one of LOOKED_THROUGH, so
+        that its inner calls are noted."""
         if func in EXPOSING:
             for x in args:
                 if isinstance(x, Tensor) and x.layout is torch.strided:
@@ -105,7 +109,8 @@ class ThreadMode(threading.local):
 
 
 def expose(exposed: ExposedMemory, storage: torch.UntypedStorage, ends: bool) -> None:
-    """Note that memory may be written unseen: until the call `ends`, or at any time."""
+    """Note in `exposed` that memory may be written unseen: only in this call (ends=True), or at any
+    time."""
     reference = weakref.ref(storage, functools.partial(_forget, exposed))
     if exposed.get(reference) is not AT_ANY_TIME:
         exposed[reference] = object() if ends else AT_ANY_TIME
@@ -118,7 +123,8 @@ def _forget(exposed: ExposedMemory, reference: weakref.ref[torch.UntypedStorage]
 
 @functools.cache
 def body(function: types.FunctionType) -> types.FunctionType:
-    """Copy a function so that it does not call __torch_function__ for itself."""
+    """Copy a function of torch.nn.functional so that it does not call __torch_function__ for
+    itself."""
     names = {name: _no for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **names}
     copy = types.FunctionType(
@@ -156,7 +162,7 @@ def take_off_mode(mode: Consumers) -> None:
 
 
 def take_off_hooks(pack: Hook) -> None:
-    """Take hooks off the stack, if they are there, whatever is above them."""
+    """Take a pair of hooks off the stack, if it is there, whatever is above it; pack: its first."""
     others = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
@@ -224,6 +230,7 @@ def _do_nothing() -> None:
 
 
 def _replace_modes(modes: list[object]) -> None:
+    """Set the thread's stack of modes, the innermost last."""
     for _ in range(torch._C._len_torch_function_stack()):
         torch._C._pop_torch_function_stack()
     for mode in modes:

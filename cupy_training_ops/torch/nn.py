@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's modules by their names and arguments, over this package's functions.
+"""PyTorch's modules by their names and arguments, computed by this package's functions.
 
 Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same. In compiled
 regions norms, activations and dropouts are PyTorch's, which a compiler fuses with the operations
@@ -54,7 +54,8 @@ class Replacement:
     def unsupported_argument(_: Any) -> tuple[str, str, str] | None:
         """Return an argument that no kernel takes as (name, expected, got), or None.
 
-        A module with one calls PyTorch's function; `convert` leaves it.
+        The argument of this function is a module of PyTorch's class, whose options are read. One
+        that has such an option calls PyTorch's function; `convert` leaves it.
         """
         return None
 
@@ -183,7 +184,7 @@ class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
 
 
 class _Measuring:
-    """Options of losses that PyTorch's modules lack, by name; those of the functions."""
+    """Options of losses that PyTorch's modules lack: arguments of `functional.cross_entropy`."""
 
     # Of a module that `convert` replaced.
     lse_square_scale = 0.0
@@ -258,7 +259,10 @@ class CrossEntropyLoss(_Measuring, Replacement, nn.CrossEntropyLoss):  # type: i
 
 
 class _LinearCrossEntropyLoss(nn.modules.loss._WeightedLoss):  # type: ignore[misc]
-    """The parameters of PyTorch's module, which 2.13 is the first to have."""
+    """The constructor of torch.nn.LinearCrossEntropyLoss, which PyTorch has from 2.13.
+
+    The scores of a row have the shape (num_classes, *out_features). options: of PyTorch's kernels.
+    """
 
     def __init__(
         self,
@@ -289,6 +293,7 @@ _TheirLinear: Any = getattr(nn, "LinearCrossEntropyLoss", _LinearCrossEntropyLos
 class LinearCrossEntropyLoss(_Measuring, Replacement, _TheirLinear):  # type: ignore[misc]
     """torch.nn.LinearCrossEntropyLoss of PyTorch 2.13, in chunks, also in earlier versions.
 
+    The scores of a row have the shape (num_classes, *out_features).
     Options of `functional.linear_cross_entropy` by name: lse_square_scale, softcap, return_z_loss,
     return_token_accuracy, return_predicted_tokens.
     """
@@ -342,10 +347,11 @@ class LinearCrossEntropyLoss(_Measuring, Replacement, _TheirLinear):  # type: ig
 
 
 def replacing(cls: Any, forward: Callable[..., Any], make: Callable[[Any], Any]) -> Any:
-    """Make a subclass with another forward pass, in the place of a class.
+    """Return a subclass with another forward pass, and with the name and module of the class, which
+    libraries look up.
 
-    make: returns this subclass for the class: copies and pickles name both, as the subclass stands
-    in no module. It has the name and module of the class, which libraries look up.
+    make(cls): returns this same subclass: pickles and copies store `make` and `cls`, as no module
+    has the subclass under its name.
     """
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -365,7 +371,7 @@ def is_replacing(cls: type) -> bool:
 
 
 def _blank(make: Callable[[Any], Any], cls: Any) -> Any:
-    """Make a module without state."""
+    """Make a module of the subclass make(cls) without state; pickles call it (`replacing`)."""
     subclass = make(cls)
     return subclass.__new__(subclass)
 

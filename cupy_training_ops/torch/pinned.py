@@ -12,12 +12,12 @@ from torch import Tensor
 
 from .coding import raw_stream
 
-NUMBERS = 4
+NUMBERS = 4  # float32 numbers of a row
 ROWS = 1024  # allocated at a time
 
 
 class Row:
-    """Page-locked memory for float32 numbers, at the same address for the GPU."""
+    """Page-locked memory for NUMBERS float32 numbers, at the same address for the GPU."""
 
     __slots__ = ("address", "event", "numbers", "tolist")
 
@@ -71,11 +71,12 @@ def _allocate_rows() -> list[Row]:
 
 
 _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU, as an event belongs to one
-_STREAMS: dict[tuple[int, int], object] = {}
+_STREAMS: dict[tuple[int, int], object] = {}  # by (GPU, address of the stream)
 
 
 class PinnedNumbers:
-    """Numbers that queued work will write, and the event after it."""
+    """n numbers, NUMBERS at most, that queued work of the GPU `index` will write, and the event
+    after it."""
 
     __slots__ = ("_index", "_is_recorded", "_n", "_row", "event")
 
@@ -93,7 +94,7 @@ class PinnedNumbers:
         return self._row.address
 
     def copy(self, numbers: Tensor) -> None:
-        """Queue a copy of a device's numbers."""
+        """Queue a copy of a device's n numbers to the row."""
         self._row.numbers[: self._n].copy_(numbers, non_blocking=True)
 
     def record(self) -> None:
@@ -107,7 +108,7 @@ class PinnedNumbers:
 
 
 def _current_stream(index: int) -> torch.cuda.Stream:
-    """Return PyTorch's current stream, as a cached object: making one takes long."""
+    """Return PyTorch's current stream of a GPU, as a cached object: making one takes long."""
     if raw_stream is None:
         return torch.cuda.current_stream(index)
     key = index, raw_stream(index)
@@ -115,7 +116,10 @@ def _current_stream(index: int) -> torch.cuda.Stream:
 
 
 def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, object]:
-    """Return (numbers, event after which they can be read); the event is None on the host."""
+    """Return (numbers, event after which `tolist` reads them); the event is None on the host.
+
+    index: of the GPU whose current stream writes the numbers, -1 for the host.
+    """
     if index < 0:
         return numbers, None
     if not isinstance(numbers, PinnedNumbers):
@@ -126,7 +130,11 @@ def read_later(numbers: Tensor | PinnedNumbers, index: int) -> tuple[object, obj
 
 
 def copy_to_host(numbers: Tensor, index: int) -> tuple[Tensor, object]:
-    """Return (copy on the host, event after which it can be read), for numbers of any dtype."""
+    """Return (copy on the host, event after which it can be read), for numbers of any dtype.
+
+    index: of the GPU whose current stream writes the numbers; -1 for the host, where this returns
+    (numbers, None).
+    """
     if index < 0:
         return numbers, None
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

@@ -38,7 +38,7 @@ SAME_NUMBERS = frozenset(
     )
 )
 
-# Needs, beside those in `error_check`.
+# Needs, beside those in `activations.error_check`.
 SIGN = "sign"  # only its sign
 SHAPE = "shape"  # only its shape
 EXACT = "exact"  # all bits
@@ -47,8 +47,8 @@ EXACT = "exact"  # all bits
 class Use(NamedTuple):
     """How a consumer, a torch function, needs a tensor that it saves."""
 
-    consumer: str
-    need: str
+    consumer: str  # its name, "" if unknown
+    need: str  # SIGN, SHAPE, EXACT, or one of error_check
     groups: tuple[
         int, ...
     ] = ()  # dimensions whose indices identify a group with its own mean; () if unknown
@@ -70,7 +70,7 @@ LEAF_NODE = torch._C._functions.AccumulateGrad
 
 
 def source_of(node: Any) -> object:
-    """Return the node before views, copies and casts."""
+    """Return the autograd node before views, copies and casts: the first that is none of these."""
     while type(node) in SAME_NODES:
         node = node.next_functions[0][0]
     return node
@@ -109,7 +109,7 @@ def is_same(x: Tensor, source: object) -> bool:
 
 
 def argument(args: Arguments, kwargs: Named, place: int, name: str) -> Any:
-    """Return an argument by position or by name."""
+    """Return a call's argument by position or by name; None if it was left out."""
     return args[place] if len(args) > place else (kwargs or {}).get(name)
 
 
@@ -147,17 +147,20 @@ def features_of_heads(x: Tensor) -> Dimensions:
 
 
 def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
-    """Make the rule of a product: linear in what is saved, if all other operands are parameters.
+    """Make the rule of a product: LINEAR if all other operands are parameters, else PRODUCT.
 
-    groups(x, is_left): the dimensions of features; is_left: x is the left operand.
+    name: of the function. groups(x, is_left): the dimensions of features; is_left: the left operand
+    is an activation, so x.
     """
 
     def ask(_: Tensor, args: Arguments, kwargs: Named) -> tuple[bool, bool]:
+        """Return (at most one operand is an activation, the left one is)."""
         is_left = bool(args) and isinstance(args[0], Tensor) and is_computed(args[0])
         n = is_left + n_computed(args[1:] if is_left else args)
         return n <= 1 and (not kwargs or n + n_computed(kwargs.values()) <= 1), is_left
 
     def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
+        """Return the Use of an operand x; answer: what `ask` returned."""
         is_linear, is_left = answer
         if is_linear:
             return Use(name, LINEAR, groups(x, is_left))
@@ -220,7 +223,8 @@ def _attention(name: str) -> Rule:
 def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -> Rule:
     """Make the rule of a norm: it subtracts means of its input, and needs its statistics exactly.
 
-    extent: the second argument: INNER -> dimensions of a row; RUNS -> groups of a sample; "" -> 0.
+    extent: name of its second argument, from which a number is read: INNER: how many dimensions a
+    row has; RUNS: how many groups a sample has; "": 0.
     groups(x, that number): the dimensions whose indices identify a mean: (0,) for rows of (N, C).
     """
 
@@ -259,9 +263,11 @@ INNER, RUNS = "normalized_shape", "num_groups"  # arguments of norms
 
 
 def _table() -> dict[object, Rule]:
+    """Return the rules by function, as torch.relu, Tensor.relu and others of that name."""
     table: dict[object, Rule] = {}
 
     def add(rule: Callable[[str], Rule], *names: str) -> None:
+        """Add rule(name) for each of these functions."""
         table.update({function: rule(name) for name, function in _functions(*names)})
 
     def products(groups: Callable[[Tensor, bool], Dimensions], *names: str) -> None:
@@ -315,6 +321,7 @@ def centres(x: Tensor, call: Call) -> bool:
 
 
 CHECKPOINT = "checkpoint"  # the consumer of a checkpointed block's input
+# Modules of frames between that library's and this one's: this package's, and autograd's.
 BETWEEN = (__name__.rpartition(".")[0], "torch.autograd.function")
 
 
@@ -327,7 +334,10 @@ def _is_block_input() -> bool:
 
 
 def call_facts(x: Tensor, call: Call | None) -> CallFacts:
-    """Return what `use_of` needs to know of the running torch function, hashable."""
+    """Return what `use_of` needs to know of the running torch function that saves x, hashable.
+
+    call: (function, arguments, arguments by name); None if it is unknown.
+    """
     if call is None:
         return CHECKPOINT if _is_block_input() else None
     function, args, kwargs = call
@@ -350,21 +360,26 @@ def use_of(x: Tensor, facts: CallFacts) -> Use:
 # ---- policies ------------------------------------------------------------------------------------
 
 NAME = "compressed_activations"
+# Nodes whose results have many zeros.
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
 
 
 @dataclass(frozen=True, eq=False)
 class TorchPolicy:
-    """A choice of codecs: by the consumer of a tensor, or by the node that computed it."""
+    """A choice of codecs: by the consumer of a tensor, or by the node that computed it.
+
+    choose(name of that node, dtype's name, shape, "value" or "mask", use): returns a codec's name,
+    or None.
+    """
 
     choose: Callable[[str, str, tuple[int, ...], str, Use], str | None]
-    by_consumer: bool  # by need; errors of codes are checked
+    by_consumer: bool  # `choose` goes by the use's need; errors of codes are checked
     uses_consumer: bool  # `choose` depends on `use`
 
     def codec_or_reason(
         self, name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use
     ) -> tuple[str, str]:
-        """Return a codec, or the reason why there is none."""
+        """Return (codec, ""), or ("", the reason why there is none)."""
         codec = self.choose(name, dtype, shape, need, use)
         if codec:
             return codec, ""
@@ -376,7 +391,11 @@ class TorchPolicy:
 def by_consumer(
     smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
 ) -> str | None:
-    """Choose by need; smooth: codecs for smooth functions and products, by dtype."""
+    """Return a codec by the use's need, or None.
+
+    smooth: codecs for smooth functions and products of activations, by dtype. need: "mask" for
+    bools, else "value".
+    """
     if need == "mask":
         return "pack1"
     if use.need == EXACT:
@@ -385,13 +404,13 @@ def by_consumer(
 
 
 def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | None:
-    """Choose sparse codes if an operation makes zeros, else MSFP15, which is then shorter."""
+    """Return sparse codes if the node `name` makes zeros, else MSFP15, which is then shorter."""
     policy = POLICIES["small" if name in MAKE_ZEROS else "plain_msfp15"]
     return policy(name, dtype, shape, need)
 
 
 def _by_maker(policy: Policy) -> TorchPolicy:
-    """Wrap a function of (name, dtype, shape, need), or also of the consumer."""
+    """Wrap a function of (node's name, dtype, shape, need), or also of the consumer's name."""
 
     def choose(name: str, dtype: str, shape: tuple[int, ...], need: str, use: Use) -> str | None:
         return choose_codec(NAME, policy, name, dtype, shape, need, use.consumer)

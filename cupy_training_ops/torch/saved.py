@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, `Statistics`.
+"""Data of hooks: `Form` and `Kind` for all tensors alike, an `Entry` for each, and `Statistics`.
 
-A Form is a tensor's metadata and the node that computed it. A Kind is a Form and a Use, who saves
-the tensor for what; it has the codec, or the reason why the tensor is not compressed.
+A Form is a tensor's metadata and the type of autograd node that computed it. A Kind is a Form and a
+Use, which function saves the tensor for what; it has the codec, or the reason why the tensor is not
+compressed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .save_rules import SAME_NUMBERS, CallFacts, TorchPolicy, Use, use_of
 SMALL = 64 * 1024  # bytes; smaller tensors are not worth the launches
 MANY = 4096  # forms, and kinds of a form, that are cached
 
+# dtypes that may be compressed, with their names.
 DTYPES = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -37,6 +39,7 @@ DTYPES = {
     torch.float64: "float64",
     torch.bool: "bool",
 }
+# Nodes whose results are log-probabilities: a small error of these is a large one of a loss.
 LOG_PROBABILITIES = frozenset({"LogSoftmaxBackward0", "LogsumexpBackward0"})
 
 # ---- kinds ---------------------------------------------------------------------------------------
@@ -48,7 +51,12 @@ _forms: MutableMapping[TorchPolicy, dict[FormKey, Form]] = weakref.WeakKeyDictio
 
 
 class Form:
-    """Metadata that saved tensors have in common, and kinds by who saves them."""
+    """Metadata that saved tensors have in common, and kinds by the function that saves them.
+
+    key: (type of grad_fn, dtype, shape, strides, device). index: of the GPU, -1 for the host. size:
+    elements. order: dimensions from the outermost in memory to the innermost; None with gaps or
+    overlaps. empty(): allocates such a tensor. has_history: `reason_of` may return a reason.
+    """
 
     __slots__ = (
         *("device", "dtype", "empty", "has_history", "index", "kinds", "name", "nbytes"),
@@ -63,7 +71,7 @@ class Form:
         self.nbytes = self.size * self.dtype.itemsize
         self.order = order_of(self.shape, self.strides, 1)
         # A view may be one of log-probabilities.
-        self.views = self.name in SAME_NUMBERS
+        self.views = self.name in SAME_NUMBERS  # a view, copy or cast computed it
         # All results of a normalisation but the first are statistics, a few numbers a row.
         self.has_history = self.views or "Norm" in self.name
         self.reason = _reason(self)  # why they are not compressed; "" if they may be
@@ -116,7 +124,10 @@ def new_form(forms: dict[FormKey, Form], key: FormKey) -> Form:
 
 
 def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Kind:
-    """Return the form's kind with the use that follows from these facts, or make it."""
+    """Return the form's kind with the use that follows from `facts`, or make it.
+
+    facts: of `call_facts`, about the call that saves x, a tensor of this form.
+    """
     if len(form.kinds) >= MANY:
         form.kinds.clear()
     use = use_of(x, facts)
@@ -126,7 +137,8 @@ def new_kind(policy: TorchPolicy, form: Form, x: Tensor, facts: CallFacts) -> Ki
 
 
 def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
-    """Choose the codec of a form and a use; only policies by consumer make exact kinds."""
+    """Make a kind of a form and a use, with the codec that the policy chooses; only policies by
+    consumer make kinds with `is_exact`."""
     codec, reason, is_exact = "", form.reason, False
     if not reason:
         need = "mask" if form.dtype == torch.bool else "value"
@@ -154,11 +166,13 @@ def _make_kind(policy: TorchPolicy, form: Form, use: Use) -> Kind:
 
 
 def _allocator(nbytes: int, device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that allocates so many bytes."""
     return partial(torch.empty(0, dtype=torch.uint8, device=device).new_empty, nbytes)
 
 
 def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorCheck:
-    """Return the error check of a codec; a policy that ignores consumers has none."""
+    """Return the error check of a codec; with a policy that ignores consumers one that measures
+    nothing."""
     measure = MEASURES.get(codec, "") if policy.by_consumer else ""
     if not measure:
         return ErrorCheck("", use.need)
@@ -169,7 +183,8 @@ def _check_of(policy: TorchPolicy, codec: str, form: Form, use: Use) -> ErrorChe
 def grouping_of(
     shape: tuple[int, ...], order: tuple[int, ...], groups: tuple[int, ...], runs: int
 ) -> Grouping | None:
-    """View memory as (outer, groups, inner); None if groups do not lie so.
+    """Return extents (outer, groups, inner) that view the memory so that the middle index is the
+    group; None if groups do not lie so.
 
     order: dimensions from the outermost in memory to the innermost. groups: the dimensions whose
     indices identify a group; or, of group norm, `runs` groups a sample.
@@ -179,6 +194,7 @@ def grouping_of(
     if runs:
         is_plain = order == tuple(range(len(shape)))
         return (1, shape[0] * runs, n // (shape[0] * runs)) if is_plain else None
+    # In memory order: the dimensions of groups have to be neighbours, and become the middle one.
     extents = [(d in groups, shape[d]) for d in order if shape[d] != 1]
     places = [i for i, (is_group, _) in enumerate(extents) if is_group]
     if not groups or (places and places[-1] - places[0] + 1 != len(places)):
@@ -216,7 +232,8 @@ def store_untouched(x: Tensor) -> Untouched:
 
 
 def restore(untouched: Untouched) -> Tensor:
-    """Return the tensor; RuntimeError if it was written since."""
+    """Return the tensor of (tensor, version); raise PyTorch's RuntimeError if it was written since
+    it had that version."""
     x, version = untouched
     if x._version != version:
         raise RuntimeError(
@@ -228,7 +245,14 @@ def restore(untouched: Untouched) -> Tensor:
 
 
 class Entry(pending.Entry):
-    """One activation, shared by all that save it. `original` is an Untouched or None."""
+    """One activation, shared by all nodes that save it: its codes, the tensor itself, or both.
+
+    `code` is a tensor of bytes or None, `original` an Untouched or None. storage, version: the
+    memory of the tensor that was saved first, and PyTorch's version of it. stream: makes the codes.
+    history: sequence number of the node that computed the tensor, or None. exposed_at: identifies
+    the last call that exposed the memory to unseen writes (`modes.expose`), or None. statistics:
+    of all entries.
+    """
 
     uses = uses_left = 1  # nodes that saved it, and those of them that have not unpacked it
     decoded: Tensor | None = None  # cached for the next use
@@ -247,8 +271,6 @@ class Entry(pending.Entry):
         exposed_at: object,
         statistics: Statistics,
     ) -> None:
-        """history: sequence number of the tensor's node. exposed_at: identifies the last call that
-        exposed the memory to unseen writes (`modes.expose`), or None."""
         self.storage, self.version, self.stream = weakref.ref(storage), version, stream
         self.history, self.exposed_at = history, exposed_at
         self.kind, self.statistics = kind, statistics
@@ -265,8 +287,9 @@ class Entry(pending.Entry):
     ) -> bool:
         """Return True if a tensor has this entry's bits, and the codes are ready on its stream.
 
-        They are equal if storage, version and node are, and if no unseen write can have come in
-        between. Shapes may differ, as the memory is dense.
+        Arguments are the tensor's, as those of the entry. Bits are equal if storage, version and
+        node are, and if no unseen write can have come in between. Shapes may differ, as the memory
+        is dense.
         """
         own = self.form
         return (
@@ -296,7 +319,10 @@ class Entry(pending.Entry):
         self.statistics.add_codes(kind)
 
     def store_whole(self, original: Untouched, reason: str, consumer: str) -> None:
-        """Store the tensor itself, in place of codes."""
+        """Store the tensor itself, in place of codes.
+
+        reason: why it is not compressed. consumer: name of the function that needs it.
+        """
         self.original = original
         if self.code is not None:
             self.statistics.remove_codes(self.kind, self.code.nbytes)
@@ -311,7 +337,7 @@ class Entry(pending.Entry):
             self.statistics.add_share(self.kind)
 
     def reject(self, check: Any, failure: str) -> None:
-        """Store the tensor in place of codes that failed their check."""
+        """Store the tensor in place of codes that failed their check; failure: why."""
         consumer = check.kind.use.consumer
         self.statistics.add_failure(consumer, failure)
         self.store_whole(self.original, "guard", consumer)
@@ -337,10 +363,10 @@ class Statistics(pending.HeldBytes):
 
     def __init__(self) -> None:
         super().__init__()
-        # Tensors encoded, tensors that shared codes, bytes by which codes are below code_nbytes.
+        # [tensors encoded, tensors that shared codes, bytes by which codes are below code_nbytes].
         self._kinds: defaultdict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._passed: defaultdict[str, int] = defaultdict(int)  # uncompressed bytes, by reason
-        self._untouched: Counter[str] = Counter()  # the same, by consumer
+        self._untouched: Counter[str] = Counter()  # uncompressed bytes, by consumer
         self._failed: Counter[str] = Counter()  # checks, by consumer and reason
 
     def add_codes(self, kind: Kind) -> None:
@@ -359,7 +385,7 @@ class Statistics(pending.HeldBytes):
             self.add(-nbytes)
 
     def shorten_codes(self, kind: Kind, nbytes: int) -> None:
-        """Note the length of codes."""
+        """Note that codes of maximum size turned out to have only so many bytes."""
         with self.lock:
             self._kinds[kind][2] += kind.coding.code_nbytes - nbytes
 
@@ -369,26 +395,27 @@ class Statistics(pending.HeldBytes):
             self._kinds[kind][1] += 1
 
     def add_untouched(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
-        """Count bytes of a tensor that is not compressed."""
+        """Count bytes of a tensor that is not compressed; consumer: the function that needs it."""
         with self.lock:
             self._passed[reason] += nbytes
             if consumer is not None:
                 self._untouched[consumer] += nbytes
 
     def add_failure(self, consumer: str, reason: str) -> None:
-        """Count codes that failed their check."""
+        """Count codes that failed their check, by the function that saved the tensor and why."""
         with self.lock:
             self._failed[f"{consumer} {reason}"] += 1
 
     def coded_and_left(self) -> tuple[int, int]:
-        """Return bytes that were encoded, and bytes that the policy wanted but could not encode."""
+        """Return (bytes of tensors that were encoded, bytes of those that were not), the latter
+        without parameters, and without tensors for which the policy names no codec."""
         with self.lock:
             before = sum(kind.nbytes * n for kind, (n, _, _) in self._kinds.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}
         return before, sum(wanted.values())
 
     def most_left(self) -> str:
-        """Return the two main reasons why tensors were not compressed, with their bytes."""
+        """Return a text of the two main reasons why tensors were not compressed, with bytes."""
         with self.lock:
             reasons = Counter(self._passed)
         del reasons["parameter"], reasons["policy"]

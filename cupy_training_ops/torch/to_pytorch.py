@@ -2,7 +2,8 @@
 """Calls that go to PyTorch's own functions, as no kernel of this package computes them.
 
 Each is counted by function and argument. If PyTorch refuses the call too, the error is of PyTorch's
-type and an ArgumentError, with both messages.
+type and an ArgumentError, with both messages. Here `ours` is a function of this package, `theirs`
+PyTorch's of the same arguments; `arguments` are those by position, `named` those by name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NONE: Mapping[str, Any] = {}
 
 
 class Unserved(NamedTuple):
-    """An argument that no kernel takes: its name, the values that kernels take, its value or kind.
+    """An argument that no kernel takes: its name, a text of what kernels take, its value or a text.
 
     Made in compiled regions too, where a value is not yet a text.
     """
@@ -54,6 +55,7 @@ class ArgumentTypeError(ArgumentError, TypeError):
     """An argument that PyTorch refuses by a TypeError."""
 
 
+# {type of PyTorch's error: type of ours that is raised in its place}.
 _ERRORS: dict[type[Exception], type[ArgumentError]] = {
     RuntimeError: ArgumentRuntimeError,
     NotImplementedError: ArgumentRuntimeError,
@@ -98,7 +100,10 @@ def differentiates() -> bool:
 def call_pytorch(
     function: str, reason: Unserved, theirs: Callable[..., Any], *arguments: Any, **named: Any
 ) -> Any:
-    """Count a call that no kernel computes, and call PyTorch's function."""
+    """Count a call that no kernel computes, and return theirs(*arguments, **named).
+
+    function: the name of ours. reason: the argument for which no kernel computes it.
+    """
     _count(function, reason.argument)
     if torch.compiler.is_compiling():
         return theirs(*arguments, **named)
@@ -125,6 +130,10 @@ def or_pytorch(
 
 
 def _call(message: str, theirs: Callable[..., Any], arguments: Any, named: Any) -> Any:
+    """Call PyTorch's function; if it raises, raise an ArgumentError of that type.
+
+    message: why no kernel takes the call; PyTorch's is appended.
+    """
     try:
         return theirs(*arguments, **named)
     except tuple(_ERRORS) as error:
@@ -136,7 +145,8 @@ def _call(message: str, theirs: Callable[..., Any], arguments: Any, named: Any) 
 
 
 def with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a function take (hidden, weight, target, bias, ignore_index, reduction) as well."""
+    """Return a linear_cross_entropy that also takes the arguments (hidden, weight, target, bias,
+    ignore_index, reduction)."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Tensor:
@@ -152,7 +162,7 @@ def with_deprecated_form(function: Callable[..., Tensor]) -> Callable[..., Tenso
 def _in_pytorchs_form(
     arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the deprecated form by PyTorch's names."""
+    """Return (), and {PyTorch's name: argument} of a call in the deprecated form."""
     message = (
         "linear_cross_entropy(hidden, weight, target, bias, ignore_index, reduction) is deprecated:"
         " name arguments as torch.nn.functional.linear_cross_entropy does"
@@ -179,13 +189,16 @@ def door(
     name: str = "",
     find_unserved: Callable[..., Unserved | None] = lambda *_: None,
 ) -> Callable[..., Any]:
-    """Return an operator's door that goes to PyTorch's function where kernels refuse a call.
+    """Return a function that calls an operator, or PyTorch's function where kernels refuse a call.
 
-    theirs: takes the door's arguments. find_unserved: returns an argument that kernels refuse, for
-    calls in compiled regions, where errors cannot be caught.
+    function: our function's name, in counts and errors. theirs: PyTorch's, of the operator's
+    arguments. is_first: return the first result only. name: of the operator, if it is another.
+    find_unserved: returns an argument that kernels refuse, or None, for calls in compiled regions,
+    where errors cannot be caught.
     """
 
     def call(ours: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a call that matches no recent one, by ours(*arguments) or PyTorch's function."""
         if torch.compiler.is_compiling():
             reason = unserved_tensor(*arguments) or find_unserved(*arguments)
             if reason is None:
@@ -199,7 +212,7 @@ def door(
 
 
 def unserved_tensor(*arguments: Any) -> Unserved | None:
-    """Return an argument whose layout or dtype no kernel takes."""
+    """Return the layout or dtype that no kernel takes of the first tensor that has one, or None."""
     for value in arguments:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided:

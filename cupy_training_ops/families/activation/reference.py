@@ -40,7 +40,10 @@ _SCALED_TAIL = {
 
 
 def _polynomial(x: HostArray, coefficients: Sequence[float]) -> HostArray:
-    """From the highest power down, in place: 40 new arrays would take longer than 40 operations."""
+    """Return the polynomial with these coefficients, the highest power's first, by Horner.
+
+    In place: 40 new arrays would take longer than 40 operations.
+    """
     value = x * coefficients[0]
     for coefficient in coefficients[1:-1]:
         value += coefficient
@@ -50,7 +53,7 @@ def _polynomial(x: HostArray, coefficients: Sequence[float]) -> HostArray:
 
 
 def _bell(t: HostArray, dtype: Dtype) -> HostArray:
-    """e^(-t^2 / 2), for results in `dtype`."""
+    """Return e^(-t^2 / 2), as precise as results in `dtype` need it."""
     if dtype != FLOAT64:
         return np.exp(-0.5 * t * t)
     upper = t.astype(FLOAT32).astype(FLOAT64)  # its square is exact: no digit of t^2 is lost
@@ -58,7 +61,7 @@ def _bell(t: HostArray, dtype: Dtype) -> HostArray:
 
 
 def _tail(t: HostArray, bell: HostArray, dtype: Dtype) -> HostArray:
-    """Phi(-t), t >= 0."""
+    """Return Phi(-t) of t >= 0, Phi the standard normal's distribution function, bell: _bell(t)."""
     w = (34 / 15 * 16 / 3) / (t + 16 / 3)
     return bell * w * _polynomial(w - 19 / 15, _SCALED_TAIL[computed_in(dtype)])
 
@@ -68,48 +71,53 @@ def _sigmoid(v: HostArray) -> HostArray:
 
 
 def _fast(z: HostArray) -> HostArray:
+    """Return v of FastGelu(z) = z sigmoid(v)."""
     return _FAST * (z + 0.044715 * z * z * z)
 
 
 def _widen(x: HostArray, bias: HostArray | None = None) -> HostArray:
-    """x in float64, plus a row where there is one."""
+    """Return x in float64, plus a row `bias` where there is one."""
     z = x.astype(FLOAT64)
     return z if bias is None else np.asarray(z + bias.astype(FLOAT64))
 
 
 def _quick(x: HostArray, alpha: float) -> HostArray:
+    """Return alpha x in float64, alpha rounded as kernels do."""
     return np.asarray(float(round_number(alpha, x.dtype)) * _widen(x))
 
 
 def _vanishing(x: HostArray, factor: HostArray) -> HostArray:
-    """x times a factor that goes to 0 faster than x to infinity."""
+    """Return x times a factor, 0 where that is 0: it goes to 0 faster than x to infinity."""
     return np.where(factor == 0, factor, x * factor)
 
 
 def _gelu(z: HostArray, dtype: Dtype) -> HostArray:
-    """z Phi(z) as max(z, 0) - t Phi(-t), t = |z|."""
+    """Return z Phi(z), rounded to dtype, as max(z, 0) - t Phi(-t), t = |z|."""
     t = np.minimum(np.abs(z), NORMAL_END)
     return cast(np.maximum(z, 0) - t * _tail(t, _bell(t, dtype), dtype), dtype)
 
 
 def _gelu_slope(z: HostArray, dtype: Dtype) -> HostArray:
-    """Phi(z) + z phi(z); 1 - Phi(-t) for positive z without a branch, which a sign mispredicts."""
+    """Return Phi(z) + z phi(z), phi the standard normal's density."""
     near = np.clip(z, -NORMAL_END, NORMAL_END)
     bell = _bell(near, dtype)
     tail = _tail(np.abs(near), bell, dtype)
+    # Phi(z): 1 - tail for positive z, 0 + tail for negative, without a branch.
     return ~np.signbit(z) - np.copysign(tail, z) + near * bell * (1 / math.sqrt(2 * math.pi))
 
 
 def _gate_slope(v: HostArray, w: HostArray) -> HostArray:
-    """d/dx of x s(v): s + w s (1 - s), s = 1 / (1 + exp(-v)), w = x dv/dx."""
+    """Return d/dx of x s(v): s + w s (1 - s), s = 1 / (1 + exp(-v)), w = x dv/dx."""
     return _sigmoid(v) + _vanishing(w, _sigmoid(v) * _sigmoid(-v))
 
 
 def _fast_slope(z: HostArray) -> HostArray:
+    """Return the derivative of FastGelu."""
     return _gate_slope(_fast(z), _FAST * (z + 3 * 0.044715 * z * z * z))
 
 
 def _product(dy: HostArray, slope: HostArray) -> HostArray:
+    """Return dy times slope, multiplied in the computing type, in dy's dtype."""
     wide_dy = wide(dy)
     return np.asarray(wide_dy * slope.astype(wide_dy.dtype)).astype(dy.dtype)
 
@@ -208,6 +216,6 @@ def fast_ge_glu_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArr
 def _gate_gradients(
     dy: HostArray, b: HostArray, gate: HostArray, slope: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Gradients of gate(A) B; slope: that of the gate."""
+    """Return dA = dY B slope and dB = dY gate, for gate(A) B; slope: the gate's derivative."""
     wide_dy = _widen(dy)
     return cast(wide_dy * _widen(b) * slope, dy.dtype), cast(wide_dy * gate, dy.dtype)

@@ -31,7 +31,7 @@ ATTRIBUTES = {"LeakyReluGrad": {"alpha": 0.3}, "QuickGeluGrad": {"alpha": 1.1}}
 
 
 def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
-    """Normal numbers; a forward output where the operator takes one."""
+    """Return the operator's inputs: normal numbers; a forward output where it takes one."""
     op = OPS[name]
     shapes = [shape[-1:] if item.name == op.row else shape for item in op.inputs]
     arrays = [2 * rng.standard_normal(each) for each in shapes]
@@ -41,7 +41,10 @@ def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, .
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Special numbers in each input in turn, ordinary ones in the others; several blocks."""
+    """Return inputs (n_inputs, n) that have special numbers in turn: row i in input i alone.
+
+    An input that is a row (of a bias) has them too. n fills several blocks.
+    """
     n = SPECIALS.size
     arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
     with np.errstate(over="ignore"):
@@ -53,7 +56,7 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
 
 
 def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """dY of about the type's largest, where slopes are small and far from their zero."""
+    """Return inputs with dY of about the type's largest, where slopes are small, not near 0."""
     n = 5000
     dy = rng.uniform(-1, 1, n) * np.minimum(1e30, float(ml_dtypes.finfo(dtype).max))
     arrays = [dy, rng.uniform(-6, -3, n), rng.uniform(-1, 1, n)]
@@ -61,7 +64,7 @@ def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
 
 
 def _extra() -> Iterator[Sample]:
-    """Rows of a length that fills whole packets, an absent bias, a negative alpha."""
+    """Yield samples: rows of several lengths, an absent bias, a huge dY, a negative alpha."""
     for name in ("BiasGeluGrad_dX", "BiasFastGeluGrad_dX", "BiasGelu", "FastGelu"):
         for label, shape in (("narrow", (900, 3)), ("column", (2300, 1)), ("whole", (70, 48))):
             make = partial(_arrays, name=name, shape=shape, dtype=FLOATS[1])

@@ -5,29 +5,41 @@ from __future__ import annotations
 
 from ...declare.facts import Slot, Struct, double, i32, u64
 
-THREADS = 128
-EXPECTED_NBYTES = 8_192  # of each array that a block asks for before it has its factors
-VECS = 2  # packets of 16 bytes of each array a thread has in flight
-CHUNK_NBYTES = Slot(8_192)  # of the widest array that a block takes: the last blocks end together
-ONE_NBYTES = 4_096  # the same where there is one parameter; lists take 6 % longer by so few
-CAPACITY = Slot(84)  # tensors a launch: 44 bytes each, beside numbers
-LISTS = 4  # that a launch has addresses of
-POINTERS = Slot(LISTS * CAPACITY)
+THREADS = 128  # threads of a block
+EXPECTED_NBYTES = 8_192  # bytes of each array that a block prefetches before it has its factors
+VECS = 2  # vectors of 16 bytes of each array that a thread loads together
+# Bytes of the widest array that a block updates, of a list of parameters. It is small, so that the
+# last blocks end together.
+CHUNK_NBYTES = Slot(8_192)
+# Bytes of the widest array that a block updates, of a single parameter. Lists would take 6 %
+# longer with so few.
+ONE_NBYTES = 4_096
+# Parameters of a launch, at most. Each takes 44 bytes of the launch's arguments: 4 addresses, a
+# size and its first chunk.
+CAPACITY = Slot(84)
+LISTS = 4  # lists of arrays: weights, gradients, first and second moments
+POINTERS = Slot(LISTS * CAPACITY)  # addresses of a launch's table: CAPACITY for each list
 
-CODED_BLOCK = 128  # moments in codes that share a scale: those of a warp
-CODED_CHUNK = Slot(8_192)  # elements that a block of threads takes, whole blocks of codes
+CODED_BLOCK = 128  # moments in codes of 8 or 4 bits that share a scale: a warp's, 4 of each lane
+CODED_CHUNK = Slot(8_192)  # elements with such moments that a block updates
 
-# Codes of 8 bits: powers of two, each divided by so many bits.
-FIRST_BITS = 3  # of the fraction, in codes of first moments, beside their sign
-SECOND_BITS = 3  # in codes of second moments, which have none
-OCTAVES = 16  # powers of two, in codes of first moments
-ROOM = 5  # of them above the root of the second moment
+FIRST_BITS = 3  # bits of the fraction in an 8-bit code of a first moment, which also has a sign
+SECOND_BITS = 3  # bits of the fraction in an 8-bit code of a second moment
+OCTAVES = 16  # powers of two over which 8-bit codes of first moments range
+ROOM = 5  # powers of two from the root of the second moment up to the largest such code's
 
-# Codes of 4 bits.
-MOST_BITS = 2  # of the fraction, in codes of second moments, where a block has room for so many
-LEVELS = 7  # of first moments, on either side of 0
-LEAST_EXPONENT = -60  # of the largest ratio in a block; below that first moments are 0
+MOST_BITS = 2  # bits, at most, of the fraction in a 4-bit code of a second moment
+LEVELS = 7  # levels above 0, and below 0, of a 4-bit code of a first moment
+# Exponent of the smallest ratio |first moment| / root of the second that a 4-bit code has: if the
+# largest ratio of a CODED_BLOCK is below 2^LEAST_EXPONENT, its first moments become 0.
+LEAST_EXPONENT = -60
 
+# Attributes of the Adam operators; i32 fields are 0 or 1. m = alpha m + (1 - alpha) g, v = beta v
+# + (1 - beta) g g, and u = rate m / (sqrt(v) + epsilon), with bias correction of m and v if
+# correct_bias. lambda_ is the weight decay: lambda_ w is added to g if decays_gradient; else w
+# loses rate lambda_ (w - u) if decays_updated, or rate lambda_ w. maximize: -g takes g's place.
+# rounds_at_random: new weights in bfloat16 are rounded stochastically, by random numbers from
+# `seed`.
 AdamRule = Struct(
     "AdamRule",
     alpha=double,

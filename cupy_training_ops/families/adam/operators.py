@@ -163,7 +163,7 @@ class AdamOptimizer(Op):
         return steps.then(count(*types, r, t, scale, update, new_t))
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' AdamRule of the attributes; `rates` in place of the first four."""
+        """Return the kernels' AdamRule of the attributes; rates: in place of the first four."""
         return rule(
             rates or (self.alpha, self.beta, self.lambda_, self.epsilon),
             correct_bias=self.do_bias_correction,
@@ -173,6 +173,11 @@ class AdamOptimizer(Op):
         )
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        """Plan the launches that update the arrays; args: a step's numbers, as kernels take them.
+
+        arrays: w, g, m, v, low-precision w, largest v, None where absent. written: w, g, m, v,
+        low-precision w, largest v, as far as they are wanted.
+        """
         w, g, m, v, mixed, _ = arrays
         copies = common.low_precision_lists((mixed,), written[4:5])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
@@ -321,6 +326,7 @@ class AdamCodedList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return the outputs' specs; refuse codes of other sizes than `coded_sizes` says."""
         w, *moments = specs[2], *specs[4:6]
         sizes = zip(*(coded_sizes(spec.size, self.bits) for spec in w), strict=True)
         for name, codes, own in zip(CODES, moments, sizes, strict=False):  # no weights, no sizes
@@ -330,7 +336,8 @@ class AdamCodedList(AdamOptimizerList):
         return new_t, *moments, *others
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
-        w, g, *_ = arrays  # float32 moments are compiled already
+        # The kernels are in the module of float32 moments, which is compiled already.
+        w, g, *_ = arrays
         symbol = "adam__coded_list" if self.bits == 8 else "adam__few_bits_list"
         make = partial(launch, symbol, W=w[0].dtype, GRAD=g[0].dtype, MOMENT=FLOAT32)
         return chunks_of_lists(arrays, written, args, CODED_CHUNK, make)
@@ -401,6 +408,7 @@ class AdamWOptimizer(Op):
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal."""
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
@@ -415,13 +423,13 @@ class AdamWOptimizer(Op):
 
 
 def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """A launch of this family."""
+    """Return a launch of this family; types: of the slots W, GRAD and MOMENT."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def chunk(w: Spec, m: Spec, nbytes: int) -> int:
-    """Elements that a block takes, so many bytes of the widest array."""
+    """Return how many elements a block takes: `nbytes` of the wider of weights and moments."""
     return nbytes // max(w.dtype.itemsize, m.dtype.itemsize)
 
 
@@ -433,7 +441,7 @@ def rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
+    """Return the kernels' AdamRule; rates: alpha, beta, lambda, epsilon; decays: decay mode."""
     numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
     return by_value(
         AdamRule,
@@ -451,7 +459,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
     """Plan launches of adam__list, each over the chunks of a batch of parameters.
 
     inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights,
-    and the largest second moments, with which it is adam__largest_list.
+    and the largest second moments, with which it is adam__largest_list. args: the step's numbers.
     """
     w, g, m, *_, largest = inputs
     symbol = "adam__list" if largest is None else "adam__largest_list"
@@ -462,7 +470,7 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """Plan launches `make(grid, arguments)` of a step; a block has at most `most` elements."""
+    """Plan launches `make(grid, arguments)` as `over_lists`; `most` elements for each block."""
     w, g, m, v, mixed, largest = inputs
     *written, copied, new_largest = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)

@@ -65,7 +65,12 @@ class RuleW(Rates):
 
 @dataclass(frozen=True)
 class _Step:
-    """Numbers of a step that are the same for all parameters."""
+    """Numbers of a step that are the same for all parameters.
+
+    m = alpha m + (1 - alpha) g, v = beta v + (1 - beta) g^2, g = gradient / divisor + penalty w
+    u = rate m / (root_scale sqrt(v) + epsilon)
+    w = w - u - decay w, or decay (w - u) if decays_updated
+    """
 
     alpha: float
     beta: float
@@ -74,12 +79,12 @@ class _Step:
     epsilon: float
     rate: float
     root_scale: float
-    divisor: float
+    divisor: float  # negative to maximize
     decays_updated: bool
 
     @classmethod
     def of(cls, rule: ListRule, lr: float, step: int, divisor: float) -> _Step:
-        """The numbers of these attributes; a step of 0 corrects no bias."""
+        """Make the numbers from attributes, learning rate and step, of which 0 corrects no bias."""
         alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
@@ -92,7 +97,10 @@ class _Step:
     def update(
         self, w: HostArray, g: HostArray, m: HostArray, v: HostArray, largest: HostArray | None
     ) -> tuple[HostArray | None, ...]:
-        """All moments, the weights and what is added to them, in the type that is computed in."""
+        """Return new (m, v, w, what was added to w, largest v or None), in the computing type.
+
+        largest: AMSGrad's largest second moments; None without.
+        """
         kind = computed_in(w.dtype)
         inputs = (w, g, m, v) if largest is None else (w, g, m, v, largest)
         results = tuple(np.empty(w.shape, kind) for _ in range(4 + (largest is not None)))
@@ -112,7 +120,7 @@ class _Step:
         *largest: HostArray,
         results: Sequence[HostArray],
     ) -> None:
-        """A block, into the results."""
+        """Write a block's new m, v, w, step and largest v into the five or four `results`."""
         new_m, new_v, new_w, delta, *new_largest = results
         g = g / kind.type(self.divisor)
         if self.penalty:
@@ -144,7 +152,7 @@ def adam_optimizer(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
-    """AdamOptimizer: a step of one weight array."""
+    """Return AdamOptimizer's outputs: new T, moments 1 and 2, weights, gradients, copy or None."""
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
         loss_scale, global_gradient_norm, update_signal, maximize=False, rounding_seed=None, **rule,
@@ -167,7 +175,7 @@ def adam_optimizer_list(
     max_norm: Number = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamOptimizerList: a step of many weight arrays."""
+    """Return AdamOptimizerList's outputs: new T, then lists as for one array."""
     *results, _ = adam_largest_list(
         r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
@@ -191,9 +199,13 @@ def adam_largest_list(
     largest_moment_2: Arrays | None = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamLargestList: Adam over lists; with largest_moment_2 it is AMSGrad.
+    """Return AdamLargestList's outputs: those of AdamOptimizerList, and new largest_moment_2.
 
-    A step that is skipped returns every input unchanged, in the order of the outputs.
+    Without largest_moment_2 the last is None, and this is Adam, else AMSGrad. A step that is
+    skipped returns the inputs unchanged. r: learning rate; t: number of this step; lists have an
+    array for each parameter; mixed_precision_weights: low-precision copies or None;
+    global_gradient_norm: of gradients times loss_scale, clipped to max_norm, if there is one, else
+    max_norm_clip; update_signal: False skips the step.
     """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)
@@ -233,7 +245,7 @@ def adam_coded_list(
     bits: int,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """AdamCodedList: Adam over lists with moments as codes of 8 or 4 bits."""
+    """Return AdamCodedList's outputs: AdamOptimizerList's, with moments as codes of 8 or 4 bits."""
     coded = zip(moment_1, moment_2, weights, strict=True)
     wide = [decode((m, v), w.size, bits) for m, v, w in coded]
     first, second = (
@@ -261,7 +273,7 @@ def adam_w_optimizer(
     update_signal: Number = None,
     **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
-    """AdamWOptimizer: Adam with decoupled weight decay."""
+    """Return AdamWOptimizer's outputs: updated_flag, and lists of weights and moments 1 and 2."""
     update = bool(number(update_signal))
     _, m, v, w, *_ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,
@@ -274,5 +286,5 @@ def adam_w_optimizer(
 
 
 def _like(wide: Arrays, arrays: Arrays) -> Lists:
-    """Rounded to the dtypes of these arrays."""
+    """Return `wide` arrays, rounded to the dtypes of these."""
     return tuple(cast(x, a.dtype) for x, a in zip(wide, arrays, strict=True))

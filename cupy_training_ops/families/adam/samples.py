@@ -16,9 +16,9 @@ from ..optimizer.samples import SCALES, arrays, holes, one
 from ..tensor.samples import values
 from .codes import encode
 
-Types = tuple[Any, Any, Any]
+Types = tuple[Any, Any, Any]  # of weights, moments, gradients
 
-# Weights, moments and gradients: upstream's, then those of lists alone.
+# Types that ONNX Runtime has too, then those of lists alone.
 ROWS: tuple[Types, ...] = (
     (FLOAT32, FLOAT32, FLOAT32),
     *((FLOAT32, half, FLOAT32) for half in (FLOAT16, BFLOAT16)),
@@ -49,11 +49,11 @@ NEGATED: tuple[dict[str, Any], ...] = (
 )
 SEEDED: dict[str, Any] = {"lambda_": 0.1, "rounding_seed": 7}
 NUMBERS = (0.01, 3)  # learning rate and step
-Numbers = tuple[Any, ...]
+Numbers = tuple[Any, ...]  # numbers, or arrays of one element
 
 
 def _moments(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[list[Any], list[Any]]:
-    """First moments of either sign, second ones of none."""
+    """Return lists of first moments and of second ones, which are not negative."""
     return arrays(rng, shapes, dtype), [np.asarray(np.abs(x)) for x in arrays(rng, shapes, dtype)]
 
 
@@ -65,7 +65,10 @@ def _single(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers."""
+    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers.
+
+    copy: dtype of low-precision weights, or None. others: loss scale, norm and update signal.
+    """
     row = _list(rng, types, (shape,), numbers)
     mixed = None if copy is None else values(rng, shape, copy)
     return *row[:2], *(items[0] for items in row[2:]), mixed, *others
@@ -74,6 +77,7 @@ def _single(
 def _list(
     rng: Generator, types: Types, shapes: tuple[Shape, ...], numbers: Numbers = NUMBERS
 ) -> tuple[Any, ...]:
+    """Return learning rate and step, then lists: weights, gradients, first and second moments."""
     w, moment, g = types
     weights, gradients = arrays(rng, shapes, w), arrays(rng, shapes, g)
     return *numbers, weights, gradients, *_moments(rng, shapes, moment)
@@ -87,13 +91,17 @@ def _full(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step over lists, with low-precision copies and other numbers."""
+    """Return the inputs of a step over lists.
+
+    copy: dtype of low-precision weights, some of which are None; None: there are none. others:
+    loss scale, norm and further inputs.
+    """
     row = _list(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
 def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
-    """The inputs of _full, with both moments of each weight as codes of so many bits."""
+    """Return the inputs of _full, with the moments of each weight as codes of 8 or 4 bits."""
     r, t, weights, gradients, first, second, *rest = _full(rng, types, **options)
     codes = [encode(m, v, bits) for m, v in zip(first, second, strict=True)]
     moments = [code.first for code in codes], [code.second for code in codes]
@@ -101,7 +109,7 @@ def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> 
 
 
 def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
-    """With the largest second moments, some below those that are new, some above."""
+    """Return the inputs of _full and the largest second moments, below or above the new ones."""
     row = _full(rng, types, **options)
     others = (*row[7:], None, None, None, None)[:4]
     largest = arrays(rng, tuple(w.shape for w in row[2]), types[1])
@@ -115,11 +123,12 @@ def _plain(
     numbers: Numbers = NUMBERS,
     flag: Numbers = (),
 ) -> tuple[Any, ...]:
+    """Return the inputs of AdamWOptimizer; flag: the update signal, if it is passed."""
     return *_list(rng, types, shapes, numbers), *flag
 
 
 def _special(rng: Generator, types: Types, listed: bool) -> tuple[Any, ...]:
-    """NaN, infinities and zeros among gradients."""
+    """Return inputs with NaN, infinities and zeros among the gradients; listed: over lists."""
     row = _full(rng, types, ((64,),))
     row[3][0][:6] = np.nan, np.inf, -np.inf, 0.0, -0.0, 3e4
     return row if listed else (*row[:2], *(items[0] for items in row[2:6]))
@@ -130,13 +139,13 @@ def _label(types: Types, *words: str) -> str:
 
 
 def _arrays_of_numbers(i: int, scale: float, norm: float) -> tuple[Numbers, Numbers]:
-    """Learning rate and step, loss scale and norm, as arrays of one element."""
+    """Return (learning rate, step), (loss scale, norm) as arrays of one element; i picks dtypes."""
     kinds = [FLOATS[(i + k) % 4] for k in range(3)]
     return (one(0.01, kinds[0]), one(i, INT64)), (one(scale, kinds[1]), one(norm, kinds[2], ()))
 
 
 def _ordinary(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
-    """Every row with a mode, by numbers alone and by arrays of them."""
+    """Yield two samples of each row of types: numbers of the step as such, and as arrays."""
     for i, types in enumerate(rows):
         mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
         label, scale, norm = SCALES[i % 2]
@@ -147,7 +156,7 @@ def _ordinary(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample
 
 
 def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
-    """Special numbers in every row; scales; signals in either place."""
+    """Yield samples: special numbers in every row; scales; signals as numbers and as arrays."""
     for types in rows:
         make = partial(_special, types=types, listed=maker is _full)
         yield Sample(name, _label(types, "special"), make)
@@ -166,12 +175,14 @@ def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]
 
 
 def _max_norms(name: str, maker: Any) -> Iterator[Sample]:
+    """Yield samples with max_norm in an array of each dtype."""
     for t in FLOATS:
         make = partial(maker, types=ROWS[0], others=(None, 5.0, None, one(0.5, t)))
         yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
 
 
 def _adam() -> Iterator[Sample]:
+    """Yield samples of AdamOptimizer: types, attributes, shapes."""
     name = "AdamOptimizer"
     yield from _ordinary(name, ROWS, _single)
     yield from _options(name, ROWS, _single)

@@ -66,7 +66,7 @@ LSE_SHAPE = "(batch, heads, queries)"
 
 
 def max_width(dtype: Dtype) -> int:
-    """The most elements of a head that kernels take."""
+    """Return the most elements of a head (width, v_width) that kernels take."""
     return 64 if dtype == FLOAT64 else 128
 
 
@@ -95,8 +95,7 @@ class _Attention(Op):
     )
 
     def problem(self, q: Spec, k: Spec, v: Spec, mask: Spec | None) -> dict[str, Any]:
-        """Extents, steps of the mask and numbers, as kernels take them; refuses what does not
-        fit."""
+        """Return the fields of the struct Problem by name; refuse shapes that do not fit."""
         shapes = {
             name: self._by_heads(name, spec) for name, spec in zip("QKV", (q, k, v), strict=True)
         }
@@ -134,7 +133,7 @@ class _Attention(Op):
         }
 
     def _by_heads(self, name: str, spec: Spec) -> Shape:
-        """The shape (batch, heads, rows, width) of an array."""
+        """Return the shape (batch, heads, rows, width) of the array `name`, Q, K or V."""
         n = self.q_num_heads if name == "Q" else self.kv_num_heads
         if len(spec.shape) == 4 and n is None:
             return spec.shape
@@ -144,6 +143,10 @@ class _Attention(Op):
         refuse(self.name, name, f"{expected}which divide the last extent", f"shape {spec.shape}")
 
     def _mask_layout(self, mask: Spec | None, whole: Shape) -> dict[str, Any]:
+        """Return the mask's fields of Problem; whole: (batch, heads, queries, keys).
+
+        Steps from a batch, head, query or key to the next are in elements, 0 where it is broadcast.
+        """
         if mask is None:
             steps = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
             return {"mask": NO_MASK, "mask_keys": whole[3], **steps}
@@ -164,17 +167,17 @@ class _Attention(Op):
         }
 
     def check_lengths(self, q: Spec, lengths: Spec | None) -> None:
-        """Refuse other than one length for each of the batch."""
+        """Refuse nonpad_kv_seqlen of a shape other than (batch,)."""
         if lengths is not None and lengths.shape != q.shape[:1]:
             refuse(self.name, "nonpad_kv_seqlen", f"shape {q.shape[:1]}", f"shape {lengths.shape}")
 
     def statistics(self, q: Spec) -> Spec:
-        """The array of a number for each query."""
+        """Return the spec of LSE, a number for each query."""
         batch, heads, queries, _ = self._by_heads("Q", q)
         return Spec((batch, heads, queries), computed_in(q.dtype))
 
     def result(self, q: Spec, v: Spec) -> Spec:
-        """The array of Y."""
+        """Return the spec of Y."""
         (_, heads, _, _), (*_, width) = self._by_heads("Q", q), self._by_heads("V", v)
         return Spec((*q.shape[:-1], width * (1 if len(q.shape) == 4 else heads)), q.dtype)
 
@@ -267,6 +270,7 @@ class FlashAttentionGrad(_Attention):
         mask: Spec | None,
         lengths: Spec | None,
     ) -> tuple[Spec | None, ...]:
+        """Return the specs of dQ, dK, dV and dS; refuse dY, Y and LSE of other shapes."""
         problem = self.problem(q, k, v, mask)
         self.check_lengths(q, lengths)
         expected = {"dY": self.result(q, v), "Y": self.result(q, v), "LSE": self.statistics(q)}

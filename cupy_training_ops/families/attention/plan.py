@@ -31,22 +31,25 @@ WIDTHS = 32  # heads have a multiple of these in shared memory
 
 @dataclass(frozen=True)
 class Tiles:
-    """Warps of a block, bands of a warp, rows of a tile that a block goes over, and its stages."""
+    """A block: it has rows of its own (queries, or keys of a gradient), and goes over the others.
 
-    warps: int
-    stages: int
+    A warp has `bands` bands of BAND own rows; a tile has `length` of the others.
+    """
+
+    warps: int  # of a block
+    stages: int  # pairs of tiles (K and V, or Q and dY) in shared memory
     forward: tuple[int, int]  # bands, length
     gradient: tuple[int, int]
 
     def nbytes(self, row_nbytes: int, is_gradient: bool) -> int:
-        """The shared memory of a block: its own rows, and the tiles that it goes over."""
+        """Return a block's shared memory in bytes: its own rows, and tiles that it goes over."""
         bands, length = self.gradient if is_gradient else self.forward
-        own = (2 if is_gradient else 1) * self.warps * bands * BAND
-        numbers = 2 * self.stages * length * 8 if is_gradient else 0
+        own = (2 if is_gradient else 1) * self.warps * bands * BAND  # of two arrays, or of Q
+        numbers = 2 * self.stages * length * 8 if is_gradient else 0  # LSE and slopes of rows
         return (own + 2 * self.stages * length) * row_nbytes + numbers
 
 
-# By whether tensor cores multiply, the first that fits.
+# The first that fits is used: where tensor cores multiply, by the widest head; and else.
 BY_FRAGMENTS = {
     64: (Tiles(4, 2, (2, 64), (1, 32)), Tiles(2, 1, (1, 64), (1, 32))),
     128: (
@@ -71,8 +74,9 @@ class Kernels:
     ) -> None:
         """Choose tiles and slots.
 
-        fields: of the struct Problem. rows: all arrays, which have to be aligned for copies of
-        vectors. with_scores: the scores, or their gradient, are written too.
+        fields: of the struct Problem. batch: its extent. rows: the arrays with a row for each query
+        or key, which are copied by vectors if they are aligned. with_scores: the scores' gradient
+        is written too.
         """
         arrays = [spec for spec in rows if spec is not None]
         dtype = arrays[0].dtype
@@ -103,7 +107,7 @@ class Kernels:
         )
 
     def _launch(self, symbol: str, n_rows: int, heads: int, *args: object) -> Launch:
-        """A launch with a block for each part of n_rows rows of each head."""
+        """Return a launch whose blocks have all n_rows rows (queries or keys) of each head."""
         is_gradient = symbol != "attention__forward"
         bands = (self._tiles.gradient if is_gradient else self._tiles.forward)[0]
         n_blocks = ceil_div(n_rows, self._tiles.warps * bands * BAND) * heads * self._batch
@@ -112,7 +116,7 @@ class Kernels:
         return Launch(symbol, config, (*args, self._problem), self._slots)
 
     def forward(self, q: Spec, k: Spec, v: Spec, *others: Spec | None) -> Plan:
-        """Y and LSE."""
+        """Plan Y and LSE; others: mask, lengths, Y, LSE, each None if there is none."""
         rows = self._fields["queries"], self._fields["heads"]
         return Plan((self._launch("attention__forward", *rows, q, k, v, *others),))
 
@@ -123,7 +127,11 @@ class Kernels:
         masks: tuple[Spec | None, ...],
         gradients: Sequence[Spec | None],
     ) -> Plan:
-        """Gradients of Q, of K and V, and of scores; None is not computed."""
+        """Plan the gradients (dQ, dK, dV, dS), of which None is not computed.
+
+        arrays: dY, Q, K, V. results: Y and LSE. masks: mask and lengths. First the queries' launch,
+        which also writes slopes, sum of dY Y for each query, for the keys' launch.
+        """
         dq, dk, dv, ds = gradients
         y, lse = results
         queries, heads = self._fields["queries"], self._fields["heads"]
@@ -141,7 +149,10 @@ class Kernels:
 
 
 def _fitting(device: Device, head: int, row_nbytes: int, by_fragments: bool) -> Tiles:
-    """The first tiles that fit into shared memory, else the last ones, which fit everywhere."""
+    """Return the first tiles that fit into shared memory, else the last, which fit everywhere.
+
+    head: elements of a head, padded. row_nbytes: of a row of it in shared memory.
+    """
     choices: Sequence[Tiles] = BY_ELEMENTS
     if by_fragments:
         choices = BY_FRAGMENTS[64 if head <= 64 else 128]

@@ -12,7 +12,7 @@ from ...dtypes import HostArray
 from ...rules.widening import cast, quiet, wide
 from .facts import MAX_EXTENT
 
-PART = 2**21  # scores at a time
+PART = 2**21  # scores that are in memory at a time
 
 
 class Options(TypedDict):
@@ -27,12 +27,12 @@ class Options(TypedDict):
 
 
 class Part(NamedTuple):
-    """Some queries of one of the batch, with their scores before and behind softcap and mask."""
+    """Scores (heads, queries, keys) of some queries of one element of the batch."""
 
     batch: int
     queries: slice
-    bends: HostArray | None
-    scores: HostArray
+    bends: HostArray | None  # tanh(scale Q K^T / softcap); None without softcap
+    scores: HostArray  # with softcap and mask; -inf where a key is hidden
 
 
 @quiet
@@ -44,6 +44,11 @@ def flash_attention(
     lengths: HostArray | None = None,
     **options: Unpack[Options],
 ) -> tuple[HostArray, HostArray]:
+    """Return Y = softmax(scores) V, in Q's layout, and LSE = ln sum of e^scores of each query.
+
+    q, k, v: (batch, heads, rows, width), or with q_num_heads (batch, rows, heads width). mask:
+    bool, True where a query sees a key, or added to scores. lengths: (batch,), keys that exist.
+    """
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_k, wide_v = _by_heads(q, heads), _by_heads(k, kv_heads), _by_heads(v, kv_heads)
     y = np.zeros((*wide_q.shape[:-1], wide_v.shape[-1]), wide_q.dtype)
@@ -73,6 +78,10 @@ def flash_attention_grad(
     mask_gradient: bool,
     **options: Unpack[Options],
 ) -> tuple[HostArray | None, ...]:
+    """Return dQ, dK, dV, and dS with mask_gradient, else None; dS = P (dY V^T - sum of dY Y).
+
+    y, lse: what flash_attention returned; the other inputs are as there.
+    """
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_dy, wide_y = (_by_heads(x, heads) for x in (q, dy, y))
     wide_k, wide_v = _by_heads(k, kv_heads), _by_heads(v, kv_heads)
@@ -103,7 +112,10 @@ def _parts(
     lengths: HostArray | None,
     options: Options,
 ) -> Iterator[Part]:
-    """Scores of some queries at a time, of all heads of one of the batch."""
+    """Yield the scores of some queries at a time, of all heads of one element of the batch.
+
+    q, k: (batch, heads, rows, width). lengths: keys that exist, of each element of the batch.
+    """
     batch, heads, queries, _ = q.shape
     keys, scale, softcap = k.shape[2], _scale(options, q), options["softcap"]
     n = max(1, PART // max(1, heads * keys))
@@ -131,7 +143,10 @@ def _parts(
 
 
 def _mask_part(mask: HostArray, b: int, rows: slice, repeats: int) -> HostArray:
-    """The mask of these queries, in rank 3; a single key's as that of so many."""
+    """Return the mask (heads, queries, keys) of the queries `rows` of batch element b.
+
+    A mask of one key is repeated to `repeats` keys; one of all heads or queries stays broadcast.
+    """
     whole = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     own = whole[b if whole.shape[0] > 1 else 0]
     own = own if own.shape[1] == 1 else own[:, rows]
@@ -139,12 +154,16 @@ def _mask_part(mask: HostArray, b: int, rows: slice, repeats: int) -> HostArray:
 
 
 def _scale(options: Options, q: HostArray) -> float:
+    """Return the attribute scale, by default 1 / sqrt(width of a head)."""
     scale = options["scale"]
     return float(1 / np.sqrt(q.shape[-1])) if scale is None else scale
 
 
 def _by_heads(x: HostArray, heads: int | None) -> HostArray:
-    """An array as (batch, heads, rows, width), in the type that is computed in."""
+    """Return an array as (batch, heads, rows, width) in the computing type.
+
+    heads: of an array (batch, rows, heads width); None: it has rank 4 already.
+    """
     if heads is None:
         return wide(x)
     split = wide(x).reshape(*x.shape[:2], heads, x.shape[2] // heads)
@@ -152,24 +171,24 @@ def _by_heads(x: HostArray, heads: int | None) -> HostArray:
 
 
 def _like(x: HostArray, like: HostArray) -> HostArray:
-    """An array (batch, heads, rows, width) in the form of another."""
+    """Return x (batch, heads, rows, width) in the layout of `like`: of rank 4, or of rank 3."""
     if like.ndim == 4:
         return x
     return x.swapaxes(1, 2).reshape(*like.shape[:2], x.shape[1] * x.shape[3])
 
 
 def _times(rows: HostArray, of_keys: HostArray) -> HostArray:
-    """Products by head, where several heads of rows share one of keys."""
+    """Return rows[h] @ of_keys[h // n], where n heads of rows share one of keys."""
     products = _by_kv_heads(rows, len(of_keys)) @ of_keys
     return products.reshape(*rows.shape[:2], of_keys.shape[-1])
 
 
 def _summed(weights: HostArray, rows: HostArray, kv_heads: int) -> HostArray:
-    """The transposed products, summed over the heads that share one of keys."""
+    """Return the sum of weights[h]^T @ rows[h] over the heads h that share one of kv_heads."""
     left = _by_kv_heads(weights, kv_heads).swapaxes(-1, -2)
     return np.asarray(left @ _by_kv_heads(rows, kv_heads))
 
 
 def _by_kv_heads(x: HostArray, kv_heads: int) -> HostArray:
-    """(heads, rows, columns) as (kv_heads, heads / kv_heads * rows, columns)."""
+    """Return (heads, rows, columns) as (kv_heads, heads / kv_heads * rows, columns)."""
     return x.reshape(kv_heads, len(x) // kv_heads * x.shape[1], x.shape[2])

@@ -14,16 +14,16 @@ from .operators import FlashAttention
 
 
 class Call(NamedTuple):
-    """Extents (batch, heads, kv_heads, queries, keys, width, v_width), a mask, and attributes."""
+    """A sampled call, in each dtype."""
 
     label: str
-    extents: tuple[int, ...]
+    extents: tuple[int, ...]  # batch, heads, kv_heads, queries, keys, width, v_width
     dtypes: tuple[Dtype, ...]
     mask: Shape | None = None
-    is_bool: bool = False
-    has_lengths: bool = False
-    attributes: Mapping[str, Any] = {}
-    offset: int = 0
+    is_bool: bool = False  # the mask is
+    has_lengths: bool = False  # with nonpad_kv_seqlen
+    attributes: Mapping[str, Any] = {}  # with q_num_heads arrays have rank 3
+    offset: int = 0  # elements by which arrays start off a 16-byte boundary
 
 
 # "large" ends inside tiles of queries and of keys, "wide" has the widest heads; of "hidden" the
@@ -56,7 +56,7 @@ CALLS = (
 
 
 def forward_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
-    """Q, K, V, the mask and lengths."""
+    """Return Q, K, V, the mask and lengths, the latter None where a call has none."""
     batch, heads, kv_heads, queries, keys, width, v_width = call.extents
     is_flat = "q_num_heads" in call.attributes
 
@@ -73,7 +73,7 @@ def forward_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
 
 
 def gradient_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
-    """dY, Q, K, V, Y, LSE, the mask and lengths."""
+    """Return dY, Q, K, V, Y, LSE, the mask and lengths; Y and LSE are FlashAttention's."""
     inputs = forward_inputs(rng, call, dtype)
     op = FlashAttention(**call.attributes)
     y, lse = cpu.flash_attention(*inputs, **{a.name: getattr(op, a.name) for a in op.attributes})
@@ -82,6 +82,7 @@ def gradient_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator of this name; masks of numbers get a gradient."""
     is_gradient = name.endswith("Grad")
     for call in CALLS:
         for dtype in call.dtypes:

@@ -14,24 +14,30 @@ RING_GROUPS = 4  # groups of rows that a thread copies to shared memory ahead of
 RING_BLOCKS = 2  # blocks of a multiprocessor, in kernels with a ring of rows in shared memory
 RING_ROWS = 4  # rows of a group, counted over all input arrays: 4 of one, or 2 of each of two
 STAGED_THREADS = 512  # threads of a block whose channels fit into shared memory, at most
-STAGED_ROWS = 4  # rows that such a thread loads together, counted over all input arrays
-MOST_GROUPS = 4  # groups of asynchronous copies: the first are used while the last are under way
-MOMENTS, SLOPES = 3, 2  # numbers of a partial sum, in the normalization and in the gradient
+STAGED_ROWS = 4  # rows that a thread of such a block loads together, of all input arrays
+# Groups of asynchronous copies of a tile, at most: the first are used while the last are under
+# way.
+MOST_GROUPS = 4
+MOMENTS = 3  # numbers of a partial sum in the normalization
+SLOPES = 2  # numbers of a partial sum in the gradient
 COEFFICIENTS = 4  # numbers from which the results of a channel are computed
-RESIDUAL_SLOTS = 2  # slots of a residual that a thread loads together, beside those of a channel
+# Slots of the residual, an array added to the result, that a thread loads together, beside a
+# channel's.
+RESIDUAL_SLOTS = 2
 RELU = Slot(0)  # 1: relu follows, of the sum with a residual if there is one
 
-# Flags: scale, bias and their gradients, or statistics, have the 2-byte type of X.
+# scale: the scale, the bias and their gradients have the 2-byte type of X; statistics: means and
+# variances have it. False: they have the accumulator's type.
 Halves = Struct("Halves", scale=flag, statistics=flag)
 
-# Attributes of BatchNormInternal. rest: 1 - momentum.
+# Attributes of BatchNormInternal. rest: 1 - momentum. unbiased: the variance is divided by n - 1.
 Rule = Struct("Rule", epsilon=double, momentum=double, rest=double, unbiased=flag)
 
 # An array (outer, n_channels, length): a channel is `outer` pieces of `length` neighbouring
-# elements, in slots of one vector or one element. A piece has `slots` of them, a channel `n_slots`,
-# a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th slot: to go on
-# to its next, it adds `slots_on` to the slot's number in the piece and `elements_on` to the index
-# in the array; past the end of the piece also -slots, and `wrap`.
+# elements, in slots of one vector or one element. A piece has `slots` of them, a channel
+# `n_slots`, a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th
+# slot: to go on to its next, it adds `slots_on` to the slot's number in the piece and
+# `elements_on` to the index in the array; past the end of the piece also -slots, and `wrap`.
 Pieces = Struct(
     "Pieces",
     slots=Divisor.one,
@@ -67,8 +73,8 @@ Columns = Struct(
 
 # A matrix as in Columns, in tiles of `tile_channels` channels that fit into the shared memory of a
 # block: `staged_rows` rows of each thread, where it has more the others are read twice. They are
-# copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has room
-# for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
+# copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has
+# room for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
 StagedTiles = Struct(
     "StagedTiles",
     n_channels=i64,
@@ -87,8 +93,8 @@ StagedTiles = Struct(
 
 # Work of a launch: n_items parts of tiles, from tile first_tile on, `n_parts` of each tile. Their
 # sums are added up in groups of `group_parts` parts, then the groups (1: no groups). Item i is
-# applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh has
-# an example. `sums`, `applies`: the launch has the first pass, the second pass.
+# applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh
+# has an example. `sums`, `applies`: the launch has the first pass, the second pass.
 Schedule = Struct(
     "Schedule",
     first_tile=u32,

@@ -44,7 +44,7 @@ IMAGES = "shape (N, C, ...), or rank 1; C-contiguous, or with the channels last 
 
 
 def share(value: object) -> float:
-    """A number from 0 to 1."""
+    """Return an attribute's number; refuse one that is not from 0 to 1."""
     number = real(value)
     if not 0 <= number <= 1:
         raise ArgumentError(f"expected a number from 0 to 1, got {shown(value)}")
@@ -57,7 +57,7 @@ class _BatchNorm(Op):
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """The shape (C,) of the inputs with a number for each channel."""
+        """Return the shape (C,); refuse a scalar X, and inputs per_channel of another shape."""
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
@@ -70,7 +70,7 @@ class _BatchNorm(Op):
 
 
 def _rule(op: BatchNormInternal | BatchNormRelu) -> object:
-    """The struct Rule of an operator that normalises."""
+    """Return the struct Rule of an operator's attributes."""
     return by_value(
         Rule,
         epsilon=op.epsilon,
@@ -140,6 +140,7 @@ class BatchNormInternal(_BatchNorm):
         return y, *((statistic if self.training_mode else None,) * 4)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the call; specs: of inputs, then of outputs, None where not wanted."""
         x, scale, _, mean, _, y, *_ = specs
         return Call(
             device,
@@ -199,6 +200,10 @@ class BatchNormalizationGrad(_BatchNorm):
         return Spec(x.shape, x.dtype), of_scale, of_scale
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the call, with copies of dY and X_grad in X's layout where they have another.
+
+        specs: of inputs, then of outputs, None where not wanted.
+        """
         dy, x, scale, mean, inv_std, dx, *sums = specs
         copies = Copies("batch_norm__transpose", slots(T=x.dtype))
         dy = copies.source(dy, last=x.channels_last)
@@ -259,6 +264,7 @@ class BatchNormRelu(_BatchNorm):
         return Spec(x.shape, x.dtype), statistic, statistic
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the call; running statistics are inputs that are written in place."""
         x, scale, bias, mean, var, residual, y, *saved = specs
         return Call(
             device,
@@ -319,6 +325,7 @@ class BatchNormReluGrad(_BatchNorm):
         return of_x, of_scale, of_scale, of_x
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the call; specs: of inputs, then of outputs, None where not wanted."""
         dy, x, y, scale, mean, inv_std, dx, *sums, residual_grad = specs
         return Call(
             device,

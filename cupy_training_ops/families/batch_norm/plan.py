@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Channels divided among blocks; see batch_norm/schedule.cuh.
+"""Launches of batch normalisation, whose channels are divided among blocks.
 
-A channel that fits into a block is read once. Of others several blocks have a part each, which they
-read again, from the L2 cache, when the sums of all parts are known.
+A channel that fits into a block's registers or shared memory is read once. Of others several blocks
+have a part each, which they read again, from the L2 cache, when the sums of all parts are known: a
+pass that sums and a pass that applies, in one launch; see batch_norm/schedule.cuh.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on 
 TICKET_NBYTES = 32  # of shared memory beside the sums and the ring
 # Bytes that L2 keeps from one pass to the next, of an array of which blocks keep nothing or some.
 CACHED_NBYTES, CACHED_BESIDE_RINGS = 48 * 2**20, 16 * 2**20
-MANY_ITEMS = 4  # for each block, from which on they may be larger
+MANY_ITEMS = 4  # items of work for each block, from which on parts may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_PARTS = 16  # by a thread, one after the other; of more of them groups are merged first
 MERGED_SUMS = 2**17  # of all parts and channels of a tile
@@ -101,25 +102,25 @@ GRADIENT = Kernels(
 
 @dataclass(frozen=True)
 class Work:
-    """Tiles of channels, the parts of each, how many are merged first, and the passes over them."""
+    """Work of the launches of one call: tiles of channels, in parts, each an item for a block."""
 
     n_tiles: int
-    n_parts: int
-    group_parts: int = 1
-    sums: bool = True
-    applies: bool = True
+    n_parts: int  # of each tile
+    group_parts: int = 1  # parts whose sums are merged first; 1: no groups
+    sums: bool = True  # there is a pass that sums
+    applies: bool = True  # there is a pass that writes outputs with as many elements as X
 
     @property
     def n_groups(self) -> int:
-        """Groups of a tile's parts."""
+        """Return the number of groups of a tile's parts."""
         return ceil_div(self.n_parts, self.group_parts)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An array as the matrix (outer, n * length) in tiles of `tile` channels.
+    """An array (outer, n, length) as the matrix (outer, n * length) in tiles of `tile` channels.
 
-    A thread has `width` neighbouring columns of a tile.
+    A thread has `width` neighbouring columns of a tile, a vector (slot) of each of its rows.
     """
 
     channels: Channels
@@ -137,7 +138,7 @@ class Matrix:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if a thread's columns are all its tile's, and rows begin alike."""
+        """Return True if `width` divides rows of the array and of a tile: vectors stay in a row."""
         columns = self.channels.n * self.channels.length, self.row_elements
         return all(n % self.width == 0 for n in columns)
 
@@ -147,15 +148,19 @@ class Matrix:
         return self.tile * self.channels.length
 
     def turns(self, n_parts: int = 1) -> int:
-        """Rows of a thread, where a tile has `n_parts`."""
+        """Return how many rows a thread has, at most, where a tile has `n_parts`."""
         return ceil_div(self.channels.outer, n_parts * (THREADS // self.threads))
 
     def slots(self, n_parts: int) -> int:
-        """Slots of a row of all threads."""
+        """Return the vectors that all threads of all parts have when each has one row."""
         return n_parts * self.n_tiles * (THREADS // self.threads) * self.threads
 
     def layout(self, n_parts: int, ring: int, cached: int, aligned: bool) -> np.void:
-        """The struct Columns."""
+        """Return the struct Columns.
+
+        ring: groups of a thread's rows that shared memory has room for; 0 without. cached: rows of
+        a thread that L2 is to keep. aligned: all vectors are.
+        """
         return by_value(
             Columns,
             n_rows=self.channels.outer,
@@ -173,11 +178,15 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its kernels, their arrays and options, and the types.
+    """One call of an operator, from which `plan` makes its launches.
 
-    read: the arrays whose elements are summed. applied: the outputs with an element for each of
-    theirs, None where one is not wanted. of_relu: the last arguments, None without relu. sums:
-    False where the caller gives the statistics.
+    types     of X, of scale and bias, of statistics
+    read      the arrays, like X, whose elements are summed
+    applied   the outputs with as many elements, None where one is not wanted
+    arrays    all arrays in the order of the kernel's first parameters
+    options   numbers and structs after them
+    of_relu   the last arguments; None each without relu
+    sums      False where the caller gives the statistics
     """
 
     device: Device
@@ -193,7 +202,7 @@ class Call:
     sums: bool = True
 
     def plan(self) -> Plan:
-        """Choose how blocks divide channels: whole on chip, else by columns or pieces."""
+        """Plan the launches: whole channels on chip if they fit, else parts by columns, pieces."""
         channels = Channels.of_arrays(self.read)
         of_elements = *self.read, *self.applied, *self.of_relu
         aligned = all(s.aligned for s in of_elements if s is not None)
@@ -209,7 +218,7 @@ class Call:
 
     @property
     def t(self) -> Dtype:
-        """The type of the elements."""
+        """Return the type of X's elements."""
         return self.types[0]
 
     @property
@@ -219,7 +228,7 @@ class Call:
 
     @property
     def width(self) -> int:
-        """Elements of a vector."""
+        """Return the elements of a 16-byte vector."""
         return VEC_NBYTES // self.t.itemsize
 
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
@@ -237,7 +246,7 @@ class Call:
     # ---- channels in shared memory ---------------------------------------------------------------
 
     def _shared_memory_tiles(self, channels: Channels, aligned: bool) -> Tiles | None:
-        """Tiles that fit into shared memory; None where none do, or registers suffice."""
+        """Return tiles that fit into shared memory; None where none do, or registers suffice."""
         if not (aligned and self.sums) or self._fits(channels):
             return None
         sizes = self.t.itemsize, computed_in(self.t).itemsize
@@ -246,13 +255,16 @@ class Call:
     # ---- pieces ----------------------------------------------------------------------------------
 
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
-        """Blocks share a channel in parts of neighbouring slots, or have one each in registers."""
+        """Plan by pieces: a block has a channel in registers, or a part of one, `span` slots.
+
+        A piece is the `length` neighbours of a channel in one row, a slot its vector or element.
+        """
         whole = aligned and channels.length % self.width == 0
         if whole and self.sums and self._fits(channels):
             return self._whole_channels(channels)
         width = self.width if whole else 1
         n_slots = channels.elements // width
-        batch = THREADS * self._depth(width)
+        batch = THREADS * self._depth(width)  # slots that a block has in registers
         span = batch * ceil_div(n_slots, batch * MAX_PARTS)
         blocks = PIECE_BLOCKS * self.device.multiprocessors
         if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
@@ -264,17 +276,17 @@ class Call:
         return self._schedule(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
     def _fits(self, channels: Channels) -> bool:
-        """Return True if the registers of a block have room for the vectors of a channel."""
+        """Return True if a channel is whole vectors that the registers of a block have room for."""
         room = THREADS * self._depth(self.width) * self.width
         return channels.length % self.width == 0 and channels.elements <= room
 
     def _depth(self, width: int) -> int:
-        """Slots that a thread has in registers of each array that is read."""
+        """Return how many slots of `width` elements a thread has in registers of each array."""
         of_all = CHANNEL_NBYTES // (width * self.t.itemsize) if width > 1 else SINGLE_SLOTS
         return of_all // len(self.read)
 
     def _whole_channels(self, channels: Channels) -> Plan:
-        """One block a channel, two slots a thread or as many as registers hold."""
+        """Plan one block a channel, two slots a thread, or more where the block is full."""
         n_slots = channels.elements // self.width
         threads = min(THREADS, align_up(max(1, ceil_div(n_slots, 2)), WARP))
         layout = pieces(channels, self.width, max(1, n_slots), threads)
@@ -284,7 +296,11 @@ class Call:
     # ---- columns ---------------------------------------------------------------------------------
 
     def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
-        """Blocks share tiles of columns, in parts of rows."""
+        """Plan by tiles of columns, whose rows are divided into parts, one for each block.
+
+        There are as many parts as blocks want, but at most a row each, PART_NBYTES bytes or more,
+        and MERGED_SUMS sums for a tile.
+        """
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
         row_nbytes = matrix.row_elements * self.t.itemsize
@@ -304,9 +320,10 @@ class Call:
         return self._schedule(symbol, blocks, channels.n, layout, work, shared_nbytes)
 
     def _ring(self) -> int:
-        """Groups of rows that fit into a block's shared memory; 0 where too few do.
+        """Return how many groups of rows fit into a block's shared memory; 0: no ring is used.
 
-        Of 4-byte types, whose bytes take fewer instructions, as many rows are on their way without.
+        None is used where too few fit, or for types of 4 bytes or more: they take fewer
+        instructions for each byte, and have as many loads in flight without it.
         """
         if self.device.capability < ASYNC_COPIES or self.t.itemsize > 2:
             return 0
@@ -317,12 +334,12 @@ class Call:
 
     @property
     def _group_nbytes(self) -> int:
-        """Shared memory of a group of rows of all threads."""
+        """Return the bytes of a group: RING_ROWS vectors a thread, shared by the arrays read."""
         n_rows = RING_ROWS // len(self.read) * len(self.read)
         return n_rows * THREADS * self.width * self.t.itemsize
 
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
-        """Rows of a thread that the L2 cache keeps for the second pass.
+        """Return how many of a thread's last rows L2 is asked to keep for the second pass.
 
         With two arrays all of them beside rings, else none: rows that leave the cache first seem
         not to take the place of what earlier work has left there.
@@ -333,13 +350,13 @@ class Call:
         return nbytes // (matrix.slots(n_parts) * VEC_NBYTES)
 
     def _tile(self, channels: Channels) -> int:
-        """Channels of a tile, which begins at a vector, or all."""
+        """Return the channels of a tile: rows of about TILE_NBYTES, in whole vectors, or all."""
         columns = min(THREADS, TILE_NBYTES // self.t.itemsize)
         channels_of_tile = max(1, columns // channels.length)
         return min(channels.n, align_up(channels_of_tile, self._vectors(channels)))
 
     def _vectors(self, channels: Channels) -> int:
-        """The fewest channels that are a whole number of vectors."""
+        """Return the fewest channels whose part of a row is a whole number of vectors."""
         return self.width // math.gcd(channels.length, self.width)
 
     # ---- launches --------------------------------------------------------------------------------
@@ -353,10 +370,10 @@ class Call:
         work: Work,
         shared_nbytes: int = 0,
     ) -> Plan:
-        """Launches of both passes over the parts of all tiles, with their scratch memory.
+        """Plan launches of both passes over the parts of all tiles, with their scratch memory.
 
         blocks: of a multiprocessor. layout: the struct Pieces or Columns. shared_nbytes: of the
-        ring; then blocks also list the parts that they have summed, in n_parts numbers.
+        ring of a block; then blocks also list the parts that they have summed, in n_parts numbers.
         """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
@@ -371,7 +388,7 @@ class Call:
         return scratch.plan(*launches)
 
     def _scratch(self, scratch: ScratchMemory, n_channels: int, work: Work) -> tuple[Scratch, ...]:
-        """Partial sums, coefficients and counters.
+        """Take scratch memory: (partial sums, coefficients, counters).
 
         The counters: one that hands out items, two for each tile (parts summed, parts applied), and
         one for each group of parts, where parts are merged in groups.
@@ -385,30 +402,34 @@ class Call:
         return partials, coefficients, counters
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
+        """Return a launch of `symbol`; layout: its arguments between the options and of_relu."""
         args = (*self.arrays, self._halves, *self.options, *layout, *self.of_relu)
         binding = slots(T=self.t, RELU=1) if self.relu else slots(T=self.t)
         return Launch(symbol, config, args, binding)
 
     @property
     def _halves(self) -> np.void:
-        """The struct Halves."""
+        """Return the struct Halves: which of scale and statistics have a 2-byte type."""
         _, scale, statistics = (t.itemsize == 2 for t in self.types)
         return by_value(Halves, scale=scale, statistics=statistics)
 
 
 def _rounds(nbytes: int) -> int:
-    """Parts of each block, of an array in columns."""
+    """Return how many parts each block has one after the other, of an array in columns."""
     return 1 if nbytes <= COLUMNS_NBYTES else 2
 
 
 def _group_parts(n_parts: int, n_channels: int) -> int:
-    """Parts that are merged first: 1 where no groups are needed."""
-    few = n_parts <= MERGED_PARTS * (THREADS // n_channels)
+    """Return how many parts of a tile are merged to a group first; 1: no groups are needed.
+
+    n_channels: of a tile. With groups, there are about as many as a group has parts.
+    """
+    few = n_parts <= MERGED_PARTS * (THREADS // n_channels)  # these threads share a channel's parts
     return 1 if few else math.isqrt(n_parts)
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
-    """The struct Pieces: how a thread steps through a channel of an array (outer, n, length).
+    """Return the struct Pieces: how a thread steps through a channel of (outer, n, length).
 
     A piece is `length` neighbouring elements of the channel, and a slot `width` of them. From one
     slot a thread goes on to the slot `threads` later: by `elements_on` elements, and by `wrap` more

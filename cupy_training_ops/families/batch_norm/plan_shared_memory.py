@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Channels, and tiles of them in shared memory; see batch_norm/staged_tiles.cuh."""
+"""Tiles of channels that fit into a block's shared memory; see batch_norm/staged_tiles.cuh.
+
+An array is a matrix (outer, n * length): a channel is `length` columns, a tile some channels, a
+slot neighbouring columns of a row, which a thread copies as one vector of 16 or 8 bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from .facts import COEFFICIENTS, MOST_GROUPS, STAGED_ROWS, STAGED_THREADS, Stage
 
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 ROW_NBYTES = 256  # of a tile, at least, where as many channels fit
-MOST_ROWS = 2  # for each that a thread holds; the others are read again
+MOST_ROWS = 2  # rows of a thread, at most, for each in shared memory; the others are read again
 MOST_BLOCKS = 2  # that share a multiprocessor
-MOST_TILES = 4  # in a ring
-GROUPS = 4  # of the copies of a tile, where there is room for one
+MOST_TILES = 4  # that a ring has room for, at most
+GROUPS = 4  # of the copies of a tile, where there is room for one tile alone
 SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
 
 
@@ -33,7 +37,7 @@ class Channels:
 
     @classmethod
     def of(cls, shape: Shape) -> Channels:
-        """Channels along the second axis; an array of rank 1 is one channel."""
+        """Return the channels along the second axis; an array of rank 1 is one channel."""
         if len(shape) == 1:
             return cls(1, 1, shape[0])
         if shape[1] == 1:
@@ -42,7 +46,7 @@ class Channels:
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[Spec]) -> Channels:
-        """Arrays of one shape and layout as they lie in memory: (rows, C, 1) with channels last."""
+        """Return the channels of arrays of one shape and layout; channels last: (rows, C, 1)."""
         spec = arrays[0]
         if not any(array.channels_last for array in arrays):
             return cls.of(spec.shape)
@@ -57,9 +61,9 @@ class Channels:
 
 @dataclass(frozen=True)
 class Ring:
-    """A thread's rows in shared memory, a circular buffer that is filled group by group."""
+    """A thread's rows in shared memory: a circular buffer, copied to a group of rows at a time."""
 
-    rows: int
+    rows: int  # that the buffer has room for
     group_rows: int  # rows of a group
     tile_groups: int  # groups of a tile
     groups: int  # groups that the buffer has room for
@@ -68,17 +72,20 @@ class Ring:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of `tile_channels` channels, each for a block, `width` threads of which share a row."""
+    """One way to divide arrays into tiles, and if it fits; `fit_tiles` tries several.
+
+    A block has a tile at a time; `width` of its threads share a row.
+    """
 
     device: Device
     channels: Channels
     n_arrays: int  # that are read
-    itemsize: int
-    computed_itemsize: int
-    n_fields: int  # of a sum
-    slot_nbytes: int
+    itemsize: int  # bytes of an element
+    computed_itemsize: int  # bytes of an accumulator
+    n_fields: int  # numbers of a partial sum
+    slot_nbytes: int  # 16 or 8
     tile_channels: int
-    blocks: int  # of a multiprocessor
+    blocks: int  # that share a multiprocessor
 
     @property
     def threads(self) -> int:
@@ -97,22 +104,26 @@ class Tiles:
 
     @property
     def height(self) -> int:
-        """Rows that threads have at a time."""
+        """Rows that the threads of a block have at a time."""
         return self.threads // self.width
 
     @property
     def rows(self) -> int:
-        """Rows of a thread."""
+        """Rows of a tile that a thread has."""
         return ceil_div(self.channels.outer, self.height)
 
     @property
     def depth(self) -> int:
-        """Rows that a thread has in shared memory: all, or as many as fit."""
+        """Rows of a tile that a thread has in shared memory: all, or as many as fit."""
         return min(self.rows, self._most_rows)
 
     @property
     def ring(self) -> Ring:
-        """A thread's rows of a tile, and of the next ones what there is room for."""
+        """Return the ring: the rows of a tile in shared memory, and of next ones where they fit.
+
+        It takes the smallest groups that make up a tile and, MOST_GROUPS at most, more than one
+        tile; if there are none, four groups of one tile.
+        """
         least = STAGED_ROWS // self.n_arrays
         most = min(self._most_rows, MOST_TILES * self.depth)
         for group_rows in range(least, self.depth + 1, least):
@@ -125,13 +136,13 @@ class Tiles:
 
     @property
     def _most_rows(self) -> int:
-        """Rows of a thread that a block has room for."""
+        """Rows of a thread that a block has shared memory for."""
         of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // self.blocks
         return (of_block - RESERVED_NBYTES - self._sums_nbytes) // self._row_nbytes
 
     @property
     def _row_nbytes(self) -> int:
-        """Slots of a row of all threads, of all arrays."""
+        """Bytes of one slot for each thread and array."""
         return self.n_arrays * self.width * self.height * self.slot_nbytes
 
     @property
@@ -140,35 +151,37 @@ class Tiles:
 
     @property
     def shared_nbytes(self) -> int:
-        """The slots, and what the kernel's `Shared` takes."""
+        """Bytes of a block's shared memory: the slots, and what the kernel's `Shared` takes."""
         return self._sums_nbytes + self.ring.rows * self._row_nbytes
 
     @property
     def _sums_nbytes(self) -> int:
+        """Bytes of the struct Shared of staged_tiles.cuh."""
+        # Two copies of two inputs and a reference, coefficients, totals.
         of_channel = 2 * (2 + 1) + COEFFICIENTS + self.n_fields
         sums = 2 * self.n_fields * self.width * self.height + of_channel * self.tile_channels
         return sums * self.computed_itemsize
 
     @property
     def occupies(self) -> bool:
-        """Return True if half of the GPU has a tile."""
+        """Return True if there are tiles for at least half of the multiprocessors."""
         return 2 * self.n_tiles >= self.device.multiprocessors
 
     def fits(self, most_rows: int) -> bool:
-        """Return True if a thread has room for one of `most_rows` of its rows, or more."""
+        """Return True if shared memory has room for 1 / most_rows of a thread's rows, or more."""
         if self.width > self.threads or self.tile_channels > self.threads:
             return False
         return self.depth >= ceil_div(self.rows, most_rows)
 
     @property
     def config(self) -> Config:
-        """Blocks that walk from tile to tile."""
+        """Return the launch's grid, of blocks that go from tile to tile, and block."""
         grid = min(self.n_tiles, self.blocks * self.device.multiprocessors)
         return Config((grid,), (self.threads,), self.shared_nbytes)
 
     @property
     def argument(self) -> np.void:
-        """The struct StagedTiles."""
+        """Return the struct StagedTiles."""
         ring = self.ring
         return by_value(
             StagedTiles,
@@ -200,9 +213,10 @@ def fit_tiles(
     computed_itemsize: int,
     n_fields: int,
 ) -> Tiles | None:
-    """Tiles that fit into shared memory; None where none that do are enough for half of the GPU.
+    """Return tiles that fit into shared memory; None if none do that occupy half of the GPU.
 
-    Rather all rows than some, wide slots than narrow ones, many blocks than few.
+    Of these, all rows are preferred to some, then wide slots, wide tiles, and two blocks. The
+    parameters are fields of Tiles.
     """
     array = (device, channels, n_arrays, itemsize, computed_itemsize, n_fields)
     for most_rows in dict.fromkeys((1, MOST_ROWS)):
@@ -216,7 +230,10 @@ def fit_tiles(
 
 
 def _sizes(channels: Channels, itemsize: int, columns: int) -> Iterator[int]:
-    """Yield channels of tiles that are whole slots: wide tiles, then the narrowest."""
+    """Yield how many channels a tile may have, in whole slots: ROW_NBYTES a row, then the fewest.
+
+    columns: elements of a slot, which is to have two at least, of two channels at most.
+    """
     row, length = channels.n * channels.length, channels.length
     if columns < 2 or row % columns or length < columns or channels.outer >= 2**31:
         return

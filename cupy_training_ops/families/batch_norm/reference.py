@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation and its gradient in NumPy. Formulas: `operators.py`.
 
-Channels of large arrays are computed in float32, all others and those that float32 does not hold in
-float64, and so are their sums. What NumPy makes of some channels at a time stays in the cache.
+Elements of large arrays are computed in float32; small arrays, channels beyond float32's range or
+precision, and all sums in float64. Some channels at a time, whose temporaries stay in the cache.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def batch_norm_internal(
     training_mode: bool,
     unbiased: bool,
 ) -> tuple[HostArray | None, ...]:
-    """Y = scale (X - mean) / sqrt(var + epsilon) + bias, for some channels at a time.
+    """Return Y = scale (X - mean) / sqrt(var + epsilon) + bias, and four statistics.
 
-    `rest`: channels whose results are not accurate in float32 and are computed again in float64.
+    These are running_mean, running_var, saved_mean, saved_inv_std; None without training_mode.
+    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode input_...
     """
     before = _wide(input_mean), _wide(input_var)
     y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
@@ -57,10 +58,14 @@ def batch_norm_relu(
     momentum: float,
     unbiased: bool,
 ) -> tuple[HostArray, ...]:
-    """Update the running statistics in place; Y, saved_mean and saved_inv_std."""
+    """Update the running statistics in place; return Y, saved_mean and saved_inv_std.
+
+    Y = max(0, scale (X - mean) inv_std + bias + residual); x, residual: (N, C, ...), others: (C,).
+    """
     residuals = None if residual is None else _channels(residual)
 
     def rectify(values: HostArray, some: slice | HostArray) -> HostArray:
+        """Return relu of values plus the residual of the channels `some`; NaN stays NaN."""
         if residuals is not None:
             values = values + residuals[:, some].astype(values.dtype)
         return np.where(values <= 0, values.dtype.type(0), values)
@@ -80,9 +85,11 @@ def _normalize(
     fixed: tuple[HostArray, HostArray] | None,
     finish: Callable[[HostArray, slice | HostArray], HostArray] = lambda values, _: values,
 ) -> tuple[HostArray, HostArray, HostArray, HostArray]:
-    """Y, means, biased variances and their inv_std, by the statistics of X, or the fixed ones.
+    """Return Y, means, biased variances and inv_std of channels, in float64 but for Y.
 
-    finish: what becomes of the values of some channels before they are rounded.
+    fixed: (means, variances) to use in place of X's. finish(values, channels) is applied to the
+    values of some channels before they are rounded. `rest`: channels that are not accurate in
+    float32 and are computed again in float64.
     """
     channels, y = _channels(x), np.empty(x.shape, x.dtype)
     result, eps = _channels(y), float(round_number(epsilon, x.dtype))
@@ -123,8 +130,9 @@ def batch_normalization_grad(
     *,
     epsilon: float,  # noqa: ARG001
 ) -> tuple[HostArray, ...]:
-    """X_grad, scale_grad and bias_grad, for some channels at a time.
+    """Return X_grad, scale_grad and bias_grad, computed some channels at a time.
 
+    dy, x: (N, C, ...), the other arrays: (C,). saved_...: what batch_norm_internal returned.
     `rest`: channels whose sums are not finite in float32 and are computed again in float64.
     """
     slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
@@ -152,6 +160,7 @@ def batch_norm_relu_grad(
     saved_mean: HostArray,
     saved_inv_std: HostArray,
 ) -> tuple[HostArray, ...]:
+    """Return X_grad, scale_grad, bias_grad and residual_grad = dY where Y > 0 or NaN, else 0."""
     slope = np.where(y <= 0, dy.dtype.type(0), dy)
     gradients = batch_normalization_grad(slope, x, scale, saved_mean, saved_inv_std, epsilon=0.0)
     return *gradients, slope
@@ -166,7 +175,11 @@ def _gradient(
     some: slice | HostArray,
     kind: Dtype,
 ) -> tuple[HostArray, HostArray]:
-    """The gradient of some channels of X; those of scale and bias."""
+    """Return X_grad of the channels `some`, and (scale_grad, bias_grad) of them in one array.
+
+    slopes (dY) and channels (X) are (outer, channels, length), the others have a number for each
+    channel; kind: the type of the products. Sums are in float64.
+    """
     slope = slopes[:, some].astype(kind, copy=False)
     own_inv_std = _along(_wide(inv_std)[some].astype(kind))
     x_hat = channels[:, some].astype(kind, copy=False) - _along(_wide(mean)[some].astype(kind))
@@ -186,28 +199,29 @@ def _wide(x: HostArray) -> HostArray:
 
 
 def _channels(x: HostArray) -> HostArray:
-    """A view in three dimensions, channels along the second; rank 1 is one channel."""
+    """Return a view (outer, channels, length); an array of rank 1 is one channel."""
     return x.reshape((1, 1, x.size) if x.ndim == 1 else (*x.shape[:2], int(np.prod(x.shape[2:]))))
 
 
 def _pieces(channels: HostArray) -> Iterator[slice]:
-    """Some channels after the other."""
+    """Yield slices of channels, about PIECE elements each."""
     n = channels.shape[1]
     step = max(1, PIECE * n // max(1, channels.size))
     return (slice(first, min(first + step, n)) for first in range(0, n, step))
 
 
 def _along(per_channel: HostArray) -> HostArray:
+    """Return numbers of channels as a column, for arrays (outer, channels, length)."""
     return per_channel[:, None]
 
 
 def _sum(x: HostArray) -> HostArray:
-    """Sums of channels, in float64."""
+    """Return the sum of each channel of (outer, channels, length), in float64."""
     return column_sums(np.asarray(x.sum(2)))
 
 
 def _distances(x: HostArray) -> tuple[HostArray, HostArray, HostArray]:
-    """Distances of channels from their means, in float32; means and biased variances.
+    """Return (distances of elements from their channel's mean in float32, means, variances).
 
     A mean in float32 is off by its rounding. The mean of the distances from it is that error: it is
     added to the mean, and subtracted from the distances where they are precise enough to show it.
@@ -217,14 +231,17 @@ def _distances(x: HostArray) -> tuple[HostArray, HostArray, HostArray]:
     distance = x - _along(about)
     more = _sum(distance) / m
     var = _sum(np.square(distance)) / m - np.square(more)
-    if (np.abs(more) > 2.0**-25 * np.sqrt(var)).any():
+    if (np.abs(more) > 2.0**-25 * np.sqrt(var)).any():  # relative to float32's precision
         distance -= _along(more.astype(FLOAT32))
         var = _sum(np.square(distance)) / m
     return distance, about + more, var
 
 
 def _moments(x: HostArray, dtype: Dtype) -> tuple[HostArray, HostArray]:
-    """Means and biased variances, 0 where there is nothing."""
+    """Return means and biased variances of channels in float64, 0 without elements.
+
+    Sums of squares beyond the range that `dtype` is computed in are infinite, as on the GPU.
+    """
     m = max(1, x.size // max(1, x.shape[1]))
     mean = _sum(x) / m
     return mean, in_range(_sum((x - _along(mean)) ** 2), dtype) / m
@@ -237,7 +254,10 @@ def _running(
     momentum: float,
     unbiased: bool,
 ) -> tuple[HostArray, ...]:
-    """Running statistics after a batch of `size` elements of all channels."""
+    """Return running (mean, var) after a batch of `size` elements of all channels.
+
+    before: those before it. now: the batch's means and biased variances.
+    """
     mean, var = now
     m = size // max(1, mean.size)
     if m == 0:

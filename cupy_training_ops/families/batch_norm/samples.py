@@ -57,9 +57,10 @@ FORWARD = ("BatchNormInternal", "BatchNormRelu")
 
 
 def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple[Any, ...]:
-    """X, scale, bias and running statistics; or dY, X, scale and the statistics of X.
+    """Return an operator's inputs: X, scale, bias, mean, variance; or of a gradient dY, X, scale,
+    saved_mean, saved_inv_std. BatchNormRelu has a residual at the end, its gradient Y after X.
 
-    With relu also a residual; or Y.
+    row: types of X, of scale and bias, of statistics.
     """
     t, t1, t2 = row
     channels = (1 if len(shape) == 1 else shape[1],)
@@ -77,14 +78,14 @@ def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple
 
 
 def mixed_layouts(rng: Generator, shape: Shape, row: Row, place: int) -> tuple[Any, ...]:
-    """Inputs of the gradient, of which dY or X has its channels last in memory."""
+    """Return inputs of BatchNormalizationGrad, of which dY (place 0) or X (1) has channels last."""
     arrays = list(inputs(rng, "BatchNormalizationGrad", shape, row))
     arrays[place] = np.moveaxis(np.moveaxis(arrays[place], 1, -1).copy(), -1, 1)
     return tuple(arrays)
 
 
 def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
-    """saved_mean and saved_inv_std of X."""
+    """Return saved_mean and saved_inv_std of X, in dtype t2."""
     n_channels = 1 if x.ndim == 1 else x.shape[1]
     zeros = np.zeros(n_channels, t2)
     outputs = cpu.batch_norm_internal(
@@ -94,7 +95,7 @@ def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
 
 
 def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
-    """A channel each that is constant, has NaN, infinity first, infinity later, both infinities."""
+    """Return inputs with special channels of X (and dY): constant; with NaN, inf or -inf; both."""
     arrays = inputs(rng, name, shape)
     for x in arrays[:1] if name in FORWARD else arrays[:2]:
         flat = np.moveaxis(x, 1, 0).reshape(shape[1], -1).copy()
@@ -137,6 +138,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
 
 
 def _with_attributes(name: str) -> Iterator[Sample]:
+    """Yield samples with training_mode False, and with a biased variance."""
     for i, shape in enumerate(((4, 6, 8, 8), (3, 5, 7), (37, 19))):
         for row in (ROWS[i], ROWS[i + 1]):
             make = partial(inputs, name=name, shape=shape, row=row)
@@ -145,17 +147,18 @@ def _with_attributes(name: str) -> Iterator[Sample]:
 
 
 def _alone(rng: Generator, shape: Shape, row: Row) -> tuple[Any, ...]:
-    """Inputs without a residual."""
+    """Return inputs of BatchNormRelu without a residual."""
     return inputs(rng, "BatchNormRelu", shape, row)[:-1]
 
 
 def _slack_with_relu(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the tolerances of BatchNormReluGrad: those without relu, of dY where Y > 0."""
     dy, x, y, *others = inputs
     return *_slack((np.where(y <= 0, dy.dtype.type(0), dy), x, *others)), 0.0
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Tolerance of the gradients of scale and bias, which are sums that cancel."""
+    """Return tolerances of X_grad (0), scale_grad and bias_grad, which are sums that cancel."""
     shape = inputs[1].shape if inputs[1].ndim > 1 else (inputs[1].size, 1)
     dy, x = (a.reshape(*shape[:2], math.prod(shape[2:])) for a in inputs[:2])
     mean, inv_std = (a.astype(FLOAT64)[:, None] for a in inputs[3:])

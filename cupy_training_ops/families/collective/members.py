@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Sub-groups by `group_type`, and which of their ranks owns a tensor of a list.
+"""Sub-groups of a process group by `group_type`, and which of their ranks owns a tensor of a list.
 
-With h ranks side by side in a horizontal group and l ranks on a node, of rank r:
+With h ranks side by side in a horizontal group and l ranks on a node, rank r belongs to:
 
     0  global             all ranks
     1  data               r mod h, and every h-th rank after it
@@ -26,7 +26,7 @@ NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
 
 
 def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
-    """The sub-group of this type; refused where there is none."""
+    """Return the ranks of this rank's sub-group of a type 0 to 4; refuse a type there is not."""
     known = sub_groups(group.rank, group.size, group.sizes)
     if group_type in known:
         return known[group_type]
@@ -38,7 +38,11 @@ def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
 
 
 def sub_groups(rank: int, n: int, sizes: Sizes) -> dict[int, Ranks]:
-    """Sub-groups of a rank of n by `group_type`, as far as the sizes tell them."""
+    """Return the ranks of the sub-groups of rank `rank` of n, by `group_type`.
+
+    sizes: of data, horizontal and local groups, None where it was not said; types that need an
+    absent one are absent.
+    """
     data, horizontal, local = sizes
     groups = {GLOBAL: tuple(range(n))}
     if data or horizontal:
@@ -54,10 +58,11 @@ def sub_groups(rank: int, n: int, sizes: Sizes) -> dict[int, Ranks]:
 
 
 def owners(op: str, sizes: Sequence[int], n_ranks: int) -> list[int]:
-    """Which rank owns each tensor of a list whole: the one in whose chunk of all elements it lies.
+    """Return the rank that owns each tensor of a list, by the place in its sub-group.
 
-    Chunks are equal, and multiples of 32 elements; there is padding behind the last tensor, as much
-    as a multiple of every chunk's alignment where nothing would have to be padded.
+    sizes: elements of the tensors. One behind the other they are divided into n_ranks equal chunks
+    of a multiple of 32 elements; the rank in whose chunk a tensor lies owns it, and a tensor in two
+    chunks is refused. Behind the last tensor is padding, 1 to 32 n_ranks elements.
     """
     total, alignment = sum(sizes), ALIGNMENT * n_ranks
     chunk = (total + alignment - total % alignment) // n_ranks

@@ -37,7 +37,11 @@ def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
-    """Compare what sender and receiver describe; later the sender waits for no answer."""
+    """Compare the descriptions of a Send and its Recv; raise GroupError on both if they differ.
+
+    ranks: (receiver, sender). Each kind of call is compared once by an exchange; after that the
+    sender only sends its text ahead, and the receiver compares.
+    """
     receiver, sender = ranks
     if group.agree(op, ranks, text):
         return
@@ -51,25 +55,26 @@ def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> No
 
 
 def next_description(group: ProcessGroup, op: str, sender: int) -> str:
-    """The description of the next message of a rank, which stays in the inbox."""
+    """Return the description of the next message of rank `sender`, which stays in the inbox."""
     with group.call(op) as engine:
         said = engine.receive(sender, "Send", engine.timeout, keep=True)
     return said.text.removeprefix(AGAIN)
 
 
 def as_bytes(array: HostArray) -> memoryview:
-    """The bytes of a C-contiguous array, without a copy."""
+    """Return the bytes of a C-contiguous array, without a copy."""
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[HostArray]:
-    """Bytes as arrays of the shapes and dtypes of others; GroupError where they do not fit."""
+    """Return bytes as arrays of the shapes and dtypes of `like`; GroupError if they do not fit."""
     if len(parts) != len(like):
         raise GroupError(f"a message came with {len(parts)} arrays, not {len(like)}")
     return list(map(_as_array, parts, like))
 
 
 def _as_array(part: Part, like: HostArray | Spec) -> HostArray:
+    """Return one array of `as_arrays`: a view of the bytes, or a copy if they are not aligned."""
     if len(part) != like.nbytes:
         raise GroupError(f"a message came with {len(part)} bytes, not {like.nbytes}")
     array: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)

@@ -80,6 +80,7 @@ class _OfLists(Collective):
         return Plan(tuple(self._steps(xs, ys)))
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
+        """Yield the steps that write ys from all ranks' xs, in a sub-group of several ranks."""
         raise NotImplementedError
 
 
@@ -111,7 +112,7 @@ class _OfOwners(_OfLists):
         return super().infer(xs)
 
     def _owners(self, xs: Specs) -> list[int]:
-        """The rank that owns each array, by its place in the sub-group."""
+        """Return the rank that owns each array, by its place in the sub-group."""
         return owners(self.name, [x.size for x in xs], len(self.ranks))
 
 
@@ -253,7 +254,10 @@ class AdasumAllReduce(_OfLists):
         return adaptive_sums(self._swap, self.group.rank, self._levels, xs, ys)
 
     def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> queue.Calls:
-        """Calls that send arrays to this rank's partner and receive the partner's in scratch."""
+        """Return NCCL calls that send xs to this rank's partner, and receive the partner's.
+
+        starts: where these go in scratch memory, in bytes. level: the bit in which partners differ.
+        """
         partner = self.group.rank ^ level
         rows = [queue.row("send", x.size, x.dtype, partner) for x in xs]
         rows += [queue.row("recv", x.size, x.dtype, partner) for x in xs]
@@ -262,7 +266,10 @@ class AdasumAllReduce(_OfLists):
 
 
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:
-    """The bits in which partners differ, from the lowest on; refuses groups without such a tree."""
+    """Return the bits, as 1, 2, 4, ..., in which partners differ, in the order of combining.
+
+    With reduce_algo 2 from local_size on. Refuse groups whose sizes are no powers of two.
+    """
     first = 1
     if reduce_algo == 2:
         if group.local_size is None:
@@ -275,26 +282,30 @@ def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, 
 
 
 def adasum_slots(dtype: Dtype) -> dict[str, str]:
-    """Slots of the kernels of adaptive sums."""
+    """Return the macros that kernels of adaptive sums are compiled with for tensors of a dtype."""
     return slots(T=dtype, CAPACITY=CAPACITY)
 
 
-# Of the tensors, where the partner's go in bytes, and the level: what swaps them.
+# swap(tensors, starts in bytes of the partner's, level): the first argument of Work("call").
 Swap = Callable[[Specs, Sequence[int], int], object]
 
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Scratch memory: the partner's tensors, dot products, scales."""
+    """Scratch memory of adaptive sums."""
 
-    others: Scratch
-    partials: Scratch
-    scales: Scratch
+    others: Scratch  # the partner's tensors
+    partials: Scratch  # dot products aa, bb and ab of each chunk of a batch
+    scales: Scratch  # coefficients of a and b of each tensor of a batch
     starts: tuple[int, ...]  # of each tensor among the others, in elements
 
 
 def adaptive_sums(swap: Swap, rank: int, levels: Sequence[int], xs: Specs, ys: Specs) -> Plan:
-    """One swap and three launches a level, for as many tensors as a launch takes."""
+    """Plan ys = adaptive sum of all ranks' xs: one swap a level, and three launches a batch.
+
+    levels: the bits in which this rank and its partner differ. A batch is as many tensors as a
+    launch takes. swap: makes the calls that exchange tensors.
+    """
     scratch = ScratchMemory()
     itemsize = xs[0].dtype.itemsize
     parts = list(batches([x.size for x in xs], CHUNK_NBYTES // itemsize, CAPACITY))
@@ -321,7 +332,11 @@ def adaptive_sums(swap: Swap, rank: int, levels: Sequence[int], xs: Specs, ys: S
 def _combine(
     batch: Batch, own: Specs, results: Specs, buffers: _Buffers, is_first: bool
 ) -> Iterator[Launch]:
-    """Dot products, scales and sums of the tensors of a batch."""
+    """Yield the launches that write `results` from `own` and the partner's tensors of a batch.
+
+    Dot products of chunks, then scales of tensors, then sums. is_first: in AdasumAllReduce's
+    formula this rank's tensors are a, and not b.
+    """
     binding = adasum_slots(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
     starts, others = batch.starts(buffers.starts), buffers.others
@@ -339,21 +354,21 @@ def _combine(
 
 
 def dtypes(value: object) -> tuple[Dtype, ...]:
-    """Dtypes, or their ONNX type numbers: a sequence with one for each array."""
+    """Return an attribute's dtypes, one for each array; ONNX type numbers may stand for them."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a sequence of dtypes, got {shown(value)}")
     return tuple(to_dtype(item) for item in value)
 
 
 def shapes(value: object) -> tuple[tuple[int, ...], ...]:
-    """Shapes: a sequence with one for each array."""
+    """Return an attribute's shapes, one for each array."""
     if not isinstance(value, list | tuple):
         raise ArgumentError(f"expected a sequence of shapes, got {shown(value)}")
     return tuple(map(shape, value))
 
 
 def true(value: object) -> bool:
-    """True."""
+    """Return True; refuse other values."""
     if not flag(value):
         raise ArgumentError("expected True, got False")
     return True
@@ -444,6 +459,7 @@ class Recv(PointToPoint):
     arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
+        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say."""
         self.check_remote(remote)
         if self.shapes is None:
             refuse(self.name, "shapes", "shapes, where nothing is received yet", "None")
@@ -458,7 +474,10 @@ class Recv(PointToPoint):
         return self._transfer(data, rows, self.group.rank, remote)
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
-        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes."""
+        """Receive into `out`, into arrays of `shapes`, or into arrays of the message's shapes.
+
+        inputs: InputSignal (True) and Remote, the sender's rank. out: (OutputSignal, Data) or None.
+        """
         data = out[1] if isinstance(out, tuple) and len(out) == 2 else None
         arrays = data if isinstance(data, tuple) and all(a is not None for a in data) else ()
         if arrays:
@@ -472,6 +491,7 @@ class Recv(PointToPoint):
         return self._receive(inputs, out, keywords)
 
     def _receive(self, inputs: Arguments, out: object, keywords: dict[str, Any]) -> Any:
+        """Run the call, of an operator whose `shapes` are known."""
         return super().__call__(*inputs, out=out, **keywords)
 
     def _with(self, shapes: tuple[tuple[int, ...], ...], arrays: str) -> Self:
@@ -503,6 +523,7 @@ class Recv(PointToPoint):
         return shapes
 
     def placement(self) -> tuple[Backend, int]:
+        """Return (backend, device) of the results, from `arrays`: no input array says it."""
         is_numpy = self.arrays == "numpy"
         backend = backends.BACKENDS[np.ndarray] if is_numpy else backends.cuda_backend()
         try:

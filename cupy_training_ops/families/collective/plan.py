@@ -31,7 +31,7 @@ NUMBERS = (*FLOATS, *queue.INTEGERS)
 
 
 def process_group(value: object) -> ProcessGroup:
-    """A ProcessGroup."""
+    """Return an attribute's ProcessGroup; refuse other values."""
     if not isinstance(value, ProcessGroup):
         raise ArgumentError(f"expected a ProcessGroup, got {shown(value)}")
     return value
@@ -97,7 +97,10 @@ class WarmCall(NamedTuple):
 
 
 class Bound:
-    """A bound call of a collective; one that is stopped in its middle ends the group."""
+    """A bound call of a collective; one that is stopped in its middle ends the group.
+
+    Other attributes are those of the bound call that it wraps.
+    """
 
     def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
         self._op, self._bound = op, bound
@@ -173,6 +176,7 @@ class Collective(Op):
             raise self.group.broken(self.name, error) from error
 
     def _without_cache(self) -> Self:
+        """Return a copy of the operator that shares no cached call with it."""
         twin = super()._without_cache()
         vars(twin).update(_warm=[])
         return twin
@@ -204,10 +208,11 @@ class Collective(Op):
 
     @property
     def reaches_others(self) -> bool:
+        """Return True if the sub-group has other ranks: else nothing has to be communicated."""
         return len(self.ranks) > 1
 
     def own_call(self, prepared: Prepared) -> Call | None:
-        """None, no other way to run; refuses calls that would leave other ranks waiting."""
+        """Refuse calls that would leave other ranks waiting; return None: run as others do."""
         own, device = self.group.device, prepared.placement.device
         if own is not None and device >= 0 and device != own:  # -1: the host, which each rank has
             expected = f"one that communicates from cuda device {device}, where the arrays are"
@@ -217,23 +222,24 @@ class Collective(Op):
         return None
 
     def call_name(self) -> str:
-        """The operator and its attributes, in words that ranks compare."""
+        """Return the operator and its attributes, in words that ranks compare."""
         return f"{self.name}(group_type={self.group_type}) on cuda"
 
     def nccl_step(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
-        """All calls of NCCL as one step."""
+        """Return a step that queues `rows`, one NCCL call for each array, as one group of calls."""
         agree = self.agreement(specs)
         calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))
 
     def agreement(self, specs: Specs) -> Callable[[], object]:
-        """A function that compares this kind of call with the other ranks'."""
+        """Return a function that compares this kind of call, of these arrays, with other ranks'."""
         text = description(self.call_name(), specs)
         group, op, ranks = self.group, self.name, self.ranks
         return lambda: group.agree(op, ranks, text)
 
 
 def table(specs: Specs) -> Pointers:
+    """Return a step's argument: the addresses of these arrays in one struct."""
     return Pointers(tuple(specs), max(1, len(specs)))
 
 

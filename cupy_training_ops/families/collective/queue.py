@@ -16,7 +16,8 @@ from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8, Dtype
 from ...process_group import ProcessGroup, nccl
 from ...process_group.engine import Ranks
 
-NcclCall = tuple[str, tuple[int, ...]]  # a method of NCCL's, and its arguments up to the stream
+# A method of CuPy's NcclCommunicator, and its arguments up to the stream.
+NcclCall = tuple[str, tuple[int, ...]]
 
 SUM, MEAN = 0, 4  # ncclRedOp_t
 
@@ -35,18 +36,18 @@ class Row(NamedTuple):
     rest: tuple[int, ...]
 
     def call_at(self, source: int, target: int) -> NcclCall:
-        """The call for arrays at these addresses."""
+        """Return the call for arrays at these addresses; "send" and "recv" have one of them."""
         if self.method in ("send", "recv"):
             return self.method, (source if self.method == "send" else target, *self.rest)
         return self.method, (source, target, *self.rest)
 
 
 def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
-    """A call for so many elements of each rank, or in each part of it.
+    """Return an NCCL call for an array of `size` elements ("reduceScatter": of each rank's part).
 
-    Behind them "allReduce" and "reduceScatter" have SUM or MEAN, "reduce" that and whose the result
-    is, "broadcast" whose the array is, "send" and "recv" the other rank. What is moved is bytes:
-    NCCL has not every type of fixed size.
+    rest: SUM or MEAN of "allReduce" and "reduceScatter"; that and the rank with the result of
+    "reduce"; the rank with the array of "broadcast"; the other rank of "send" and "recv". Methods
+    that sum nothing move bytes: NCCL has not every type of fixed size.
     """
     if method in SUMS:
         return Row(method, (size, NUMBERS[dtype], *rest))
@@ -55,14 +56,15 @@ def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
 
 @dataclass(eq=False)
 class CallsAtAddresses:
-    """Calls with the addresses of their arrays, and for the last stream those of each method."""
+    """NCCL calls with the addresses of their arrays, prepared for the stream of the last use."""
 
     calls: Sequence[NcclCall]
-    stream: int = -1
+    stream: int = -1  # cudaStream_t that `runs` is for
+    # (bound method, arguments with the stream of each call) of neighbouring calls of one method.
     runs: list[tuple[Callable[..., None], list[tuple[int, ...]]]] = field(default_factory=list)
 
     def queue(self, communicator: nccl.Communicator, stream: Any) -> None:
-        """Queue the calls on a stream of CuPy's, as one."""
+        """Queue the calls on a CuPy stream; several are one group of NCCL's."""
         if self.stream != stream.ptr:
             self.stream = stream.ptr
             self.runs = [
@@ -76,7 +78,7 @@ class CallsAtAddresses:
             communicator.binding.groupStart()
             try:
                 for method, arguments in self.runs:
-                    collections.deque(itertools.starmap(method, arguments), maxlen=0)
+                    collections.deque(itertools.starmap(method, arguments), maxlen=0)  # calls each
             finally:
                 communicator.binding.groupEnd()
         communicator.last_stream = stream
@@ -84,10 +86,11 @@ class CallsAtAddresses:
 
 @dataclass(eq=False)
 class Calls:
-    """The calls of NCCL that one kind of call of an operator makes, queued as one.
+    """The NCCL calls, one for each of `rows`, that a step of a collective queues as one group.
 
-    The first time, `agree` compares with the other ranks. Tables are structs of addresses, or one
-    address: the same object has the same addresses.
+    The first time, `agree` compares with the other ranks; with each_time at every call. Tables
+    (sources, targets) are structs of addresses, or one address: the same object has the same
+    addresses.
     """
 
     group: ProcessGroup
@@ -95,7 +98,8 @@ class Calls:
     ranks: Ranks
     rows: Sequence[Row]
     agree: Callable[[], object] | None
-    # For each row an array, and where it is read and written, in bytes; none: its own, from 0 on.
+    # For each row (array, offset where it is read, offset where it is written), in bytes; empty:
+    # row i has array i from its start on.
     parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
     _last: tuple[object, object, CallsAtAddresses | None] = field(
@@ -104,7 +108,7 @@ class Calls:
     _communicator: nccl.Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
-        """Queue the calls for arrays at these addresses."""
+        """Queue the calls for arrays at the addresses in these tables, on the current stream."""
         prepared = self.last_for(sources, targets)
         if prepared is None or self.each_time:
             self._begin()
@@ -119,15 +123,12 @@ class Calls:
         self.again(self._prepare(addresses, addresses), stream)
 
     def last_for(self, sources: object, targets: object) -> CallsAtAddresses | None:
-        """The calls that were queued last, if they were for these tables."""
+        """Return the calls that were queued last if they were for these very tables, else None."""
         known, also, prepared = self._last  # once: another thread may put its own there
         return prepared if known is sources and also is targets else None
 
     def _begin(self) -> None:
-        """Compare this rank's calls with the others', and connect, where that was not done before.
-
-        each_time: compare at each call, not at the first alone.
-        """
+        """Compare this rank's calls with the others', and connect, if that is still to be done."""
         self.group.require_open(self.op)
         if self.agree is not None:
             self.agree()
@@ -153,7 +154,7 @@ class Calls:
             group.busy.release()
 
     def _prepare(self, read: Sequence[int], written: Sequence[int]) -> CallsAtAddresses:
-        """Each call that moves something, with its addresses."""
+        """Return the calls for arrays at these addresses, but those that would move nothing."""
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
         return CallsAtAddresses(
@@ -162,6 +163,6 @@ class Calls:
 
 
 def addresses(table: Any, n: int) -> list[int]:
-    """The addresses of a struct of pointers, n at most; of scratch memory one for all."""
+    """Return the addresses in a struct of pointers, at most n; n times that of scratch memory."""
     listed: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
     return listed

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Collectives over NumPy arrays, which travel through the first rank of the sub-group."""
+"""Collectives over NumPy arrays, which travel through the first rank of the sub-group.
+
+inputs are this rank's arrays, of the same shapes on all ranks; group_type, 0 to 4, says which ranks
+take part (members.py).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,10 @@ def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
 
 
 def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Return each array as its owner has it; `owners` divides the arrays among ranks."""
+    """Return each array as the rank that owns it has it; `owners` says which, by their sizes."""
 
     def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        """Return, for each rank, each array as its owner has it."""
         pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(by_rank)))
         owned = [by_rank[owner][i] for i, owner in pairs]
         return [owned] * len(by_rank)
@@ -43,6 +48,7 @@ def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int)
     """Sum the arrays that this rank owns over all ranks; return the others unchanged."""
 
     def scatter(by_rank: Sequence[Arrays]) -> list[Arrays]:
+        """Return, for each rank, sums of the arrays that it owns and its own other arrays."""
         owned = owners("NcclReduceScatter", [x.size for x in inputs], len(by_rank))
         sums = _sums(by_rank)[0]
         return [
@@ -54,7 +60,7 @@ def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int)
 
 
 def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:  # noqa: ARG001
-    """The identity."""
+    """Return x as it is."""
     return x
 
 
@@ -64,10 +70,15 @@ def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArr
 
 
 def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) -> Arrays:
-    """Combine ranks r and r + step by Adasum, for step = 1, 2, 4, ... or from local_size on."""
+    """Return the adaptive sum of all ranks' arrays, by a tree of pairs.
+
+    Ranks whose numbers differ in bit `step` are combined, for step = 1, 2, 4, ..., or from
+    local_size on with reduce_algo 2; both have the result.
+    """
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
     def combine(by_rank: Sequence[Arrays]) -> Sequence[Arrays]:
+        """Return the arrays of each rank after all steps."""
         step = level
         while step < len(by_rank):
             by_rank = [_combine(by_rank[r & ~step], by_rank[r | step]) for r in range(len(by_rank))]
@@ -87,7 +98,7 @@ def send(
     tag: int,
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
-    """Send arrays to rank `remote`, which has received them when this returns."""
+    """Send arrays to rank `remote`, which has received them, by a Recv with this tag, on return."""
     text, parts = transfer_description("cpu", tag, data), list(map(as_bytes, data))
     group.exchange("Send", (remote, group.rank), text, parts, _handed_over)
 
@@ -121,6 +132,7 @@ def _together(
     """Return this rank's share of combine(all ranks' arrays), which the first rank computes."""
 
     def answer(by_rank: list[list[memoryview]]) -> list[Sequence[Part]]:
+        """Return the bytes of each rank's share, from the bytes of each rank's arrays."""
         arrays = [as_arrays(parts, inputs) for parts in by_rank]
         return [list(map(as_bytes, own)) for own in combine(arrays)]
 
@@ -140,22 +152,23 @@ def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
 
 
 def _wide(x: HostArray) -> HostArray:
-    """An array in the type that it is added in: float64, or its own integers."""
+    """Return an array in the type that it is added in: float64, or its own integers."""
     return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
 def _narrow(x: HostArray, dtype: Dtype) -> HostArray:
+    """Return a sum in its result's dtype, rounded once; integers are in it already."""
     return np.asarray(x) if dtype.kind in "iu" else cast(x, dtype)
 
 
 @quiet
 def _combine(a: Arrays, b: Arrays) -> Arrays:
-    """The adaptive sums of two ranks' arrays, in float64, rounded once."""
+    """Return the adaptive sums of two ranks' lists of arrays."""
     return [_adaptive_sum(x, y) for x, y in zip(a, b, strict=True)]
 
 
 def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
-    """a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), the step of Adasum for two arrays."""
+    """Return a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) in float64, rounded to x's dtype."""
     a, b = (z.astype(np.float64).ravel() for z in (x, y))
     dot = float(a @ b)
     scaled: list[HostArray] = []

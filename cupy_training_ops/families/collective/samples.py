@@ -16,7 +16,7 @@ from .operators import OPS
 
 ALONE = ProcessGroup(0, 1)
 
-# label, shapes, offset
+# label, shapes of a list's arrays, offset from a 16-byte boundary in elements
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
     ("ordinary", ((16, 64),), 0),
     ("odd", ((3, 5, 7), (5,), (1, 13)), 0),

@@ -40,7 +40,7 @@ Specs = tuple[Spec, ...]
 
 
 def event(value: object) -> int:
-    """An event's number, from 0 to 4095, or -1 for none."""
+    """Return an event's number, from 0 to 4095, or -1 for none; refuse other values."""
     number = integer(single(value))
     if not NO_EVENT <= number < MAX_EVENTS:
         raise ArgumentError(f"expected {NO_EVENT} or a number to {MAX_EVENTS - 1}, got {number}")
@@ -48,7 +48,7 @@ def event(value: object) -> int:
 
 
 def seconds(value: object) -> float:
-    """Seconds, of at least 0."""
+    """Return an attribute's seconds; refuse numbers below 0."""
     number = real(value)
     if not 0 <= number <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"expected seconds from 0 to {threading.TIMEOUT_MAX}, got {number}")
@@ -56,12 +56,15 @@ def seconds(value: object) -> float:
 
 
 def count_or_none(value: object) -> int:
-    """A number of arrays: an integer of at least 0."""
+    """Return a number of arrays, an integer of at least 0."""
     return 0 if integer(value) == 0 else count(value)
 
 
 def arrays(name: str, doc: str, holes: bool = False) -> Input:
-    """A list of arrays that are not looked at."""
+    """Return the declaration of an input: a list of arrays whose elements nobody reads.
+
+    holes: its items may be None.
+    """
     return Input(
         name,
         "T",
@@ -160,7 +163,7 @@ class _Event(_Control):
         return (data[: self.num_outputs],)
 
     def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
-        """Order this rank's work by an event, and return the first inputs as they are."""
+        """Record an event or wait for it, and return the first num_outputs arrays as they are."""
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])
@@ -172,7 +175,7 @@ class _Event(_Control):
         return data[: self.num_outputs]
 
     def order(self, identifier: int, backend: Backend) -> None:
-        """Record the event, or wait for it."""
+        """Record the event on the current stream of `backend`, or let that wait for it."""
         raise NotImplementedError
 
 
@@ -258,6 +261,7 @@ class YieldOp(_Control):
         return Yielded(current_run(self.name), tuple(arrays), differentiable, full_shape)
 
     def infer(self, outputs: Specs) -> tuple[Inferred, ...]:
+        """Return specs of the gradients: those of differentiable outputs; refuse wrong places."""
         self.require_some("module_outputs", outputs)
         for name in ("non_differentiable_outputs", "full_shape_outputs"):
             places = getattr(self, name)
@@ -269,11 +273,12 @@ class YieldOp(_Control):
         return (tuple(outputs[place] for place in self._places(outputs)),)
 
     def delegate(self, outputs: tuple[object, ...]) -> object:
-        """The outputs that have a gradient; refused where no SplitStep can send it."""
+        """Return the arrays that get a gradient; refuse a call where no SplitStep can send it."""
         current_run(self.name)
         return tuple(outputs[place] for place in self._places(outputs))
 
     def _places(self, outputs: Sequence[object]) -> list[int]:
+        """Return the places of module_outputs that get a gradient."""
         return [i for i in range(len(outputs)) if i not in self.non_differentiable_outputs]
 
 

@@ -15,7 +15,7 @@ from ...dtypes import FIXED_SIZE, FLOAT32, Dtype
 from ...samples import Generator, Sample, Shape
 from ..tensor.samples import values
 
-# label, shapes, offset; of several types, one after the other
+# label, shapes of a list's arrays, offset from a 16-byte boundary in elements; types: `type_of`
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
     ("ordinary", ((4, 8),) * len(FIXED_SIZE), 0),
     ("odd", ((3, 5, 7), (), (1003,)), 0),
@@ -29,13 +29,13 @@ SHORT: Mapping[str, Any] = {"timeout": 0.01}  # of a wait for what is never reco
 
 
 def type_of(i: int) -> Dtype:
-    """The type of the i-th array of a list: float32, then every other type in turn."""
+    """Return the type of the i-th array of a list: float32, then every other type in turn."""
     types = (FLOAT32, *(dtype for dtype in FIXED_SIZE if dtype != FLOAT32))
     return types[i % len(types)]
 
 
 def arrays(rng: Generator, shapes: Sequence[Shape]) -> list[Any]:
-    """Arrays of these shapes and of several types."""
+    """Return arrays of these shapes and of several types."""
     return [values(rng, shape, type_of(i)) for i, shape in enumerate(shapes)]
 
 
@@ -45,6 +45,7 @@ def _inputs(rng: Generator, name: str, shapes: Sequence[Shape]) -> tuple[Any, ..
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator of this name, one for each of LISTS, and one of events."""
     own = SHORT if name == "WaitEvent" else {}
     for label, shapes, offset in LISTS:
         yield Sample(name, label, partial(_inputs, name=name, shapes=shapes), own, offset)

@@ -84,7 +84,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes of an operator; None where ONNX has a default for each axis.
+    """The attributes of an operator named `op`; None where ONNX has a default for each axis.
 
     Strides and dilations are at least 1, pads and output_padding at least 0.
     """
@@ -101,7 +101,7 @@ class Attributes:
 
     @classmethod
     def of(cls, op: str, values: Mapping[str, Any]) -> Attributes:
-        """Make the attributes from a dict; those that change no shape are ignored."""
+        """Make the attributes from a dict by name, without allow_tf32 and tf32x3."""
         return cls(op, **{name: v for name, v in values.items() if "tf32" not in name})
 
     def convolution(self, x: Shape, w: Shape) -> Convolution:
@@ -142,6 +142,7 @@ class Attributes:
         return self._convolution(x[0], w[1] * self.group, w[0], extents, axes, pads)
 
     def _check_shapes(self, x: Shape, w: Shape) -> None:
+        """Refuse ranks of X and W that do not fit each other, an empty W, another kernel_shape."""
         if not 1 <= len(x) - 2 <= MAX_AXES:
             expected = f"batch, channels and 1 to {MAX_AXES} spatial dimensions"
             refuse(self.op, "X", expected, f"shape {x}")
@@ -170,12 +171,13 @@ class Attributes:
         return (default,) * n if values is None else values
 
     def _check_extra(self, axes: list[Axis], extra: Shape) -> None:
+        """Refuse an output_padding, `extra` for each axis, of a stride and dilation or more."""
         if any(n >= max(axis.stride, axis.dilation) for axis, n in zip(axes, extra, strict=True)):
             expected = "less than stride or dilation along each axis"
             refuse(self.op, "output_padding", expected, f"{extra}")
 
     def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
-        """Refuse a kernel that is larger than the padded input."""
+        """Refuse a kernel that is larger than the padded input: a negative extent of the result."""
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)
             expected = f"pads and extents that a kernel over {reach} elements fits into"
@@ -210,14 +212,14 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis before its extents are known."""
+    """One spatial axis of an operator, before the extents of its image and output are known."""
 
     auto_pad: str
     kernel: int
     stride: int
     dilation: int
-    begin: int  # explicit pads
-    end: int
+    begin: int  # explicit pad before the image
+    end: int  # and behind it
 
     @property
     def reach(self) -> int:
@@ -234,7 +236,7 @@ class Axis:
             return output, self._first_part(self.behind(image, output, 0))
         room = image + self.begin + self.end - self.reach
         if ceil:
-            places = -(-room // self.stride) + 1
+            places = -(-room // self.stride) + 1  # one less if the last begins behind the image
             return places - ((places - 1) * self.stride >= image + self.begin), self.begin
         return (room // self.stride + 1 if room >= 0 else -1), self.begin
 

@@ -35,17 +35,17 @@ MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
 
 def steps(value: object) -> Shape:
-    """Integers of at least 1."""
+    """Return an attribute's integers; refuse numbers below 1 or from 2^31."""
     return _at_least(integers(value), 1)
 
 
 def margins(value: object) -> Shape:
-    """Integers of at least 0."""
+    """Return an attribute's integers; refuse numbers below 0 or from 2^31."""
     return _at_least(integers(value), 0)
 
 
 def groups(value: object) -> int:
-    """An integer of at least 1."""
+    """Return an attribute's integer; refuse numbers below 1 or from 2^31."""
     return _at_least((integer(value),), 1)[0]
 
 
@@ -111,22 +111,27 @@ class _Convolution(Op):
 
     @property
     def tf32(self) -> int:
-        """Products of TF32 for each of float32; 0: exact."""
+        """Return how many products of TF32 are computed for each of float32: 1, 3, or 0 (exact)."""
         return 3 if self.tf32x3 else int(self.allow_tf32)
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
-        """The ordinary convolution that belongs to X and W."""
+        """Return the ordinary convolution of this operator's X and W.
+
+        Of a transposed one it is the convolution whose data gradient it is.
+        """
         attributes = Attributes.of(self.name, self.attribute_values)
         if self.is_transposed:
             return attributes.transposed_convolution(x.shape, w.shape)
         return attributes.convolution(x.shape, w.shape)
 
     def result(self, convolution: Convolution) -> Shape:
-        """The shape of this operator's Y."""
+        """Return the shape of this operator's Y: of a transposed one, that of the other's X."""
         return convolution.x_shape if self.is_transposed else convolution.y_shape
 
 
 class _Transposed(_Convolution):
+    """Base of ConvTranspose and its gradient: attributes that Conv has not."""
+
     is_transposed = True
     output_padding = attribute(optional(margins), None, doc="more elements at the end; None: none")
     output_shape = attribute(optional(margins), None, doc="extents of Y, from which pads follow")
@@ -137,6 +142,8 @@ class _Transposed(_Convolution):
 
 
 class _Forward(_Convolution):
+    """Base of Conv and ConvTranspose."""
+
     domain = "ai.onnx"
     since = 11
     outputs = (Y,)
@@ -190,6 +197,8 @@ class ConvTranspose(_Transposed, _Forward):
 
 
 class _Gradient(_Convolution):
+    """Base of ConvGrad and ConvTransposeGrad."""
+
     outputs = GRADIENTS
 
     def infer(self, dy: Spec, x: Spec, w: Spec) -> tuple[Spec, ...]:
@@ -199,7 +208,7 @@ class _Gradient(_Convolution):
         return Spec(x.shape, x.dtype), Spec(w.shape, x.dtype), Spec(shape[1:2], x.dtype)
 
     def plan(self, device: Device, dy: Spec, x: Spec, w: Spec, *results: Spec | None) -> Plan:
-        """A transposed convolution's X is the other's Y."""
+        """Plan dX, dW and dB, None where not wanted; a transposed one's X is the other's Y."""
         dx, dw, db = results
         convolution, tf32 = self.convolution(x, w), self.tf32
         if not self.is_transposed:

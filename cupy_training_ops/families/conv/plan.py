@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Launches of convolutions and their gradients; see cuda_src/conv.
+"""Which kernels compute a convolution or its gradients; see cuda_src/conv/conv.cu.
 
 The arrays are those of the ordinary convolution X -> Y: of a transposed one X and Y change places.
-An array is of one type, the same in a call; a bias too.
+All arrays of a call, a bias too, are of one type.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from .plan_variants import (
 
 
 def plan_wanted(device: Device, convolution: Convolution, wanted: Wanted, *, tf32: int = 0) -> Plan:
-    """The wanted results; an array that several of them read is staged once.
+    """Plan the wanted results: by direct, depthwise, staged or gathering kernels.
+
+    Arrays with channels last that no kernel reads so are copied first. Where both an image and W's
+    gradient read staged arrays, each is staged once.
 
     tf32: products of TF32 for each of float32, on tensor cores: 1 or 3, or 0, exact. Three are for
     staged arrays; others are multiplied exactly.
@@ -71,7 +74,7 @@ def plan_wanted(device: Device, convolution: Convolution, wanted: Wanted, *, tf3
 
 
 def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
-    """A convolution or its data gradient alone."""
+    """Plan a convolution or its data gradient alone: depthwise, staged or gathered."""
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     if not written.size:
         return Plan()
@@ -87,7 +90,10 @@ def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
 
 
 def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
-    """The gradients of W and a bias alone; zeros where there is nothing to sum."""
+    """Plan the gradients of W and a bias alone: direct, staged, depthwise or gathered.
+
+    They are zeros where there is nothing to sum. Kernels of 2-byte types sum the bias beside W.
+    """
     direct = direct_plan(device, conv, wanted, tf32)
     if direct is not None:
         return direct

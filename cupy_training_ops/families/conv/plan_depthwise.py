@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Launches of convolutions whose groups have one channel.
+"""Launches of convolutions whose groups have one channel, without a matrix product.
 
-See cuda_src/conv/depthwise.cuh, and depthwise_lines.cuh where channels lie side by side.
+Threads walk through strips, STRIP neighbouring positions of a line (a row of the last axis). See
+cuda_src/conv/depthwise.cuh; for arrays with channels last, depthwise_lines.cuh and, with 3 x 3
+taps, depthwise_walks.cuh.
 """
 
 from __future__ import annotations
@@ -39,18 +41,18 @@ from .facts import (
 from .plan_launches import Wanted, geometry, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 
-WALKED_ROWS = 14  # of a strip
+WALKED_ROWS = 14  # rows of a strip that a thread walks down
 BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end
 
 
 def is_depthwise(conv: Convolution) -> bool:
-    """Return True if there are kernels of their own for these groups."""
+    """Return True if depthwise kernels compute it: one channel and at most 4 filters a group."""
     is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
     return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
 
 
 def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
-    """Return True if kernels read and write these arrays with their channels side by side."""
+    """Return True if depthwise kernels read and write these arrays with their channels last."""
     specs = [spec for spec in arrays if spec is not None]
     itemsize = specs[0].dtype.itemsize
     return (
@@ -65,7 +67,11 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
 
 
 def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """A convolution or its data gradient."""
+    """Plan a convolution or its data gradient.
+
+    Channels first, a thread has a strip of what is written; channels last, a block has a tile of
+    channels of a part of the strips (conv__depthwise_lines), or of walks, strips of several rows.
+    """
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     arrays = (read, wanted.w, wanted.bias, written)
     walked = conv.image if is_gradient else conv.output
@@ -80,8 +86,8 @@ def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     if _can_walk(conv):
         symbol, how, width = "conv__depthwise_walks", (WALKED_ROWS,), LINE_SUMS
         walked = _walks(walked)
-    tiles, rows = _line_tiles(conv, width)
-    parts, of_block = _parts(device, conv, walked, tiles, rows)
+    tiles, strips = _line_tiles(conv, width)
+    parts, of_block = _parts(device, conv, walked, tiles, strips)
     config = Config((parts * tiles,), (THREADS,))
     layout = _layout(conv, walked, (read, written))
     line_args = (*arrays, of_block, *how, is_gradient, layout)
@@ -97,12 +103,16 @@ def _can_walk(conv: Convolution) -> bool:
 
 
 def _walks(extents: Shape) -> Shape:
-    """The extents in walks, not rows."""
+    """Return the extents with walks, WALKED_ROWS rows that a thread walks down, for rows."""
     return (extents[0], ceil_div(extents[1], WALKED_ROWS), extents[2])
 
 
 def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """Sums of parts of the strips, then of all; those of a bias are the same without W."""
+    """Plan the gradients of W and of a bias: sums over parts of the strips, then their totals.
+
+    at_once: taps along an axis that a block sums; `tiles` such tiles of taps make the kernel. A
+    part has `blocks` blocks. A bias has the same parts, and bits, without W.
+    """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     at_once = WIDE_TAPS if not y.channels_last and _has_wide_tiles(conv, y) else TAPS
     tiles = math.prod(ceil_div(k, at_once) for k in conv.kernel[1:]) * conv.kernel[0]
@@ -111,9 +121,9 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
         walks, slots = _can_walk(conv), lines_variant(y.dtype, sums=True).slots
         symbol = "conv__depthwise_walks_weight" if walks else "conv__depthwise_lines_weight"
         walked = _walks(conv.output) if walks else conv.output
-        line_tiles, rows = _line_tiles(conv, LINE_SUMS)
+        line_tiles, strips = _line_tiles(conv, LINE_SUMS)
         blocks = tiles * line_tiles  # of a part
-        parts, n_strips = _parts(device, conv, walked, blocks, rows)
+        parts, n_strips = _parts(device, conv, walked, blocks, strips)
         of_part = (n_strips, WALKED_ROWS) if walks else (n_strips,)
     else:
         symbol, slots = "conv__depthwise_weight", small_variant(y.dtype).slots
@@ -139,26 +149,30 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _line_tiles(conv: Convolution, width: int) -> tuple[int, int]:
-    """Tiles of vectors of `width` channels, and strips that a block has at a time."""
+    """Return (tiles of LINE_VECTORS vectors of `width` channels, strips of a block at a time)."""
     vectors = conv.group // width
     return ceil_div(vectors, LINE_VECTORS), THREADS // min(vectors, LINE_VECTORS)
 
 
 def _parts(
-    device: Device, conv: Convolution, walked: Shape, blocks: int, rows: int
+    device: Device, conv: Convolution, walked: Shape, blocks: int, strips: int
 ) -> tuple[int, int]:
-    """Divide the strips of all images: return how many parts there are, and strips of a part.
+    """Divide the strips of all images into parts: return (number of parts, strips of a part).
 
-    blocks: of each part. rows: strips of a block at a time, which a part has at least.
+    blocks: of each part. strips: those of a block at a time, which a part has at least.
     """
     n_strips = conv.batch * math.prod(_strips(walked))
     most_parts = ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks)
-    strips_of_part = ceil_div(n_strips, min(most_parts, ceil_div(n_strips, rows)))
+    strips_of_part = ceil_div(n_strips, min(most_parts, ceil_div(n_strips, strips)))
     return ceil_div(n_strips, strips_of_part), strips_of_part
 
 
 def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
-    """The struct DepthwiseLayout, whose strips are of the positions that threads walk through."""
+    """Return the struct DepthwiseLayout.
+
+    walked: the extents whose strips threads go through: `strips` of a line, `lines` of a slice,
+    strips `of_plane` in all, as divisors. arrays: read and written; their alignment counts.
+    """
     strips = _strips(walked)
     return by_value(
         DepthwiseLayout,
@@ -174,13 +188,13 @@ def _layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.v
 
 
 def _has_wide_tiles(conv: Convolution, array: Spec) -> bool:
-    """Return True if a block sums more taps at a time."""
+    """Return True if a block sums WIDE_TAPS x WIDE_TAPS taps of W's gradient, not TAPS x TAPS."""
     is_dense = conv.strides[2] == conv.dilations[2] == 1
     return is_dense and array.dtype.itemsize <= 4 and max(conv.kernel[1:]) > TAPS
 
 
 def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
-    """Return True if 3 x 3 taps read a position and its neighbours, and strips are vectors."""
+    """Return True if taps are 3 x 3 around a position and strips can be loaded as vectors."""
     around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
     same = conv.image == conv.output and conv.image[0] == 1
     has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
@@ -189,5 +203,5 @@ def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
 
 
 def _strips(extents: Shape) -> Shape:
-    """Strips of a channel along each axis."""
+    """Return how many strips a channel has along each axis: STRIP positions along the last one."""
     return (*extents[:2], ceil_div(extents[2], STRIP))

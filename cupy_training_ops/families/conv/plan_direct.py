@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Launches of gradients of few channels, of outputs whose channels lie side by side.
+"""Gradients of a 2-D convolution whose X has few channels, from a Y with its channels last.
 
-See cuda_src/conv/direct.cuh.
+A block copies what a tile of positions reads to shared memory once, for all taps. A run is the
+stride * channels elements of X at `stride` neighbouring columns: at most 8, one vector of a
+product. See cuda_src/conv/direct.cuh.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ FILTERS = 16  # filters are a multiple of it, and at most PANEL
 
 
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
-    """Return True if there are kernels for the gradients of X and W."""
+    """Return True if the direct kernels compute the gradients of X and W from this Y (dY)."""
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
     fits = fits and conv.filters % FILTERS == 0 and conv.filters <= PANEL
@@ -76,9 +78,9 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
 
 
 def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan | None:
-    """The wanted gradients, read from Y, or from a copy of Y with its channels side by side.
+    """Plan the wanted gradients from Y, or from a copy of Y with channels last (`_staging`).
 
-    None if no kernels read either.
+    None if direct kernels take neither.
     """
     y = wanted.y
     if goes_direct(device, conv, y, tf32):
@@ -92,8 +94,8 @@ def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
     return copies.plan(_gradients(device, conv, replace(wanted, y=copy)))
 
 
-# The gradient of X, and those of W and of a bias, where they are wanted.
 def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
+    """Plan the gradient of X, and those of W and of a bias, where they are wanted."""
     if wanted.image is None:
         return _weight(device, conv, wanted)
     image = _image(device, conv, wanted)
@@ -101,7 +103,10 @@ def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """The gradient of X, with a bias for each channel."""
+    """Plan the gradient of X, plus a bias for each channel if there is one, by conv__direct_image.
+
+    As many blocks as run at a time go over the tiles of positions.
+    """
     y, w, x = wanted.y, wanted.w, wanted.target
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
     blocks = min(_count(layout), STAGED_BLOCKS * device.multiprocessors)
@@ -111,7 +116,10 @@ def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """The gradients of W and of a bias, which has the same bits without W."""
+    """Plan the gradients of W and of a bias: sums of parts of Y's tiles, then their totals.
+
+    A part is every parts-th tile of positions. The bias has the same bits without W.
+    """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     slots = direct_variant(y.dtype).slots
     layout = _layout(conv, x, w, conv.output, (1,) * 3, DIRECT_DEPTH)
@@ -139,7 +147,7 @@ def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 
 
 def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
-    """The launch of conv__stage that puts the channels of Y side by side, into `to`.
+    """Return the launch of conv__stage that writes Y (n, channel, position) to `to` channels last.
 
     A block takes PANEL positions of an image; X and W, which the kernel also stages, are absent.
     """
@@ -162,25 +170,28 @@ def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
 
 
 def image_nbytes(conv: Convolution, dtype: Dtype) -> int:
-    """Bytes of shared memory: W, and what a tile's positions read of a line of filters."""
+    """Return conv__direct_image's shared memory: W, and the halo of Y that a tile reads, in bytes.
+
+    Of Y a line of LINE_NBYTES bytes of filters for each position, of W one for each tap and row.
+    """
     (_, rows, columns), _ = window(conv)
     height, width = DIRECT_POSITIONS // DIRECT_WIDTH + rows - 1, DIRECT_WIDTH + columns - 1
     return (_panels(dtype) * rows * columns * DIRECT_ROWS + height * width) * LINE_NBYTES
 
 
 def sums_nbytes(dtype: Dtype) -> int:
-    """Bytes of positions of Y and runs of X, on their way and being multiplied."""
+    """Return conv__direct_weight's shared memory in bytes: two stages of Y's lines and X's runs."""
     of_y = _panels(dtype) * DIRECT_DEPTH * LINE_NBYTES
     return 2 * (of_y + DIRECT_HALO * DIRECT_RUN * dtype.itemsize)
 
 
 def _panels(dtype: Dtype) -> int:
-    """Lines of LINE_NBYTES bytes that PANEL filters of a position take."""
+    """Return how many lines of LINE_NBYTES bytes PANEL filters of a position take."""
     return PANEL * dtype.itemsize // LINE_NBYTES
 
 
 def _halo(conv: Convolution) -> tuple[int, int]:
-    """Rows of X, and vectors along them, that a part of the sum of weights reads."""
+    """Return (rows of X, runs along a row) that DIRECT_DEPTH positions of Y read."""
     rows = (DIRECT_DEPTH // DIRECT_WIDTH - 1) * conv.strides[1] + conv.kernel[1]
     return rows, DIRECT_WIDTH + window(conv)[0][2] - 1
 
@@ -188,7 +199,13 @@ def _halo(conv: Convolution) -> tuple[int, int]:
 def _layout(
     conv: Convolution, x: Spec, w: Spec | None, extents: Shape, steps: Shape, positions: int
 ) -> np.void:
-    """The layout of tiles of positions along `extents`, `steps` apart."""
+    """Return the struct DirectLayout, along the last two axes.
+
+    Tiles of `positions` positions, DIRECT_WIDTH across, cover every steps-th place of `extents`.
+    window: the taps by which a run of X is read; the first is tap -skipped of W. of_column,
+    of_channel: elements of X from a column, and a channel, to the next. in_pairs: runs begin at
+    even elements of an aligned X.
+    """
     kernel, pads = window(conv)
     tile = (positions // DIRECT_WIDTH, DIRECT_WIDTH)
     walked = (ceil_div(n, s) for n, s in zip(extents[1:], steps[1:], strict=True))
@@ -216,5 +233,5 @@ def _layout(
 
 
 def _count(layout: np.void) -> int:
-    """Number of tiles of positions."""
+    """Return the number of tiles of positions in all images."""
     return int(layout["batch"]) * int(np.prod(layout["tiles"], dtype=np.int64))

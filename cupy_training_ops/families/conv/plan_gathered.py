@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Launches of products whose tiles gather what they read, where it lies otherwise than staged.
+"""Matrix products whose tiles gather elements from arrays as they lie (implicit im2col).
 
-An image, of a convolution or its data gradient, is W times tiles of the other image. The gradient
-of weights is a long sum, which is split; see cuda_src/conv/weight.cuh.
+An image, of a convolution or its data gradient, is W times the other image unfolded. The gradient
+of W is a long sum over positions, which is split into parts; see cuda_src/conv/weight.cuh.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .plan_variants import Sides, Variant, parts_of_sum, small_variant, stages, 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
-Parts = Scratch | None  # sums of parts
+Parts = Scratch | None  # sums of parts; None if that gradient is not wanted
 
 
 # ---- an image ------------------------------------------------------------------------------------
@@ -31,7 +31,11 @@ Parts = Scratch | None  # sums of parts
 def image_product(
     device: Device, conv: Convolution, variant: Variant, wanted: Wanted, unspread: Convolution
 ) -> Plan:
-    """W is packed, and multiplied, some tiles of rows at a time."""
+    """Plan a convolution or its data gradient: W is packed in the order of tiles, and multiplied.
+
+    Some tiles of rows at a time, whose W takes at most PACKED_NBYTES. unspread: the convolution
+    before `spread_residues`, which W belongs to; `conv` itself if nothing was spread.
+    """
     product = ImageProduct(conv, variant, is_gradient=wanted.is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * wanted.dtype.itemsize))
@@ -50,7 +54,17 @@ def image_product(
 
 
 class ImageProduct:
-    """Rows of W's tiles by columns of the image's; of a gradient, by residues of the strides."""
+    """The matrix product of an image: rows are channels written, columns are positions (n, p).
+
+    rows, depth             channels of a group that are written, and read (summed)
+    extents, read_extents   spatial extents of the images that are written, and read
+    of_axes                 residues p % stride along each axis; 1 in a convolution
+    row_tiles               tiles of rows of a group
+    column_tiles            tiles of columns of one residue: positions that have the same taps
+    parts                   that the depth is divided into; shared memory has one at a time
+    packing_blocks          blocks that pack W for a tile, one for each tap and part
+    packed_size             elements of W for a tile
+    """
 
     def __init__(
         self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
@@ -65,7 +79,10 @@ class ImageProduct:
         self.packed_size = self.packing_blocks * variant.depth * variant.rows
 
     def layout(self, first: int, count: int, unspread: Convolution) -> np.void:
-        """The layout of `count` tiles of rows from the first on."""
+        """Return the struct ImageLayout of `count` tiles of rows from tile `first` on.
+
+        unspread: the convolution that W belongs to, see `image_product`.
+        """
         return by_value(
             ImageLayout,
             written=self.extents,
@@ -89,7 +106,10 @@ class ImageProduct:
 def _product_launch(
     device: Device, product: ImageProduct, specs: tuple[object, ...], layout: np.void, blocks: int
 ) -> Launch:
-    """The launch that multiplies, with staged lines where the image has some."""
+    """Return the launch of conv__image, or of conv__image_lines where the variant has lines.
+
+    specs: the image that is read, packed W, the bias or None, and the image that is written.
+    """
     variant = product.variant
     if variant.lines:
         n = stages(device)
@@ -100,7 +120,7 @@ def _product_launch(
 
 
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
-    """Fields of an ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
+    """Return the fields of ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
 
     `spread` is `conv`, or the same gradient with a channel for each residue of conv's strides: tap
     j of residue r is then tap r - skipped + j stride of W.
@@ -116,13 +136,16 @@ def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
 
 
 def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape, columns: int) -> int:
-    """Tiles of the first residue, which has the most positions."""
+    """Return the tiles of `columns` positions, of all images, of residue 0, which has the most."""
     positions = (ceil_div(n, step) for n, step in zip(extents, of_axes, strict=True))
     return ceil_div(conv.batch * math.prod(positions), columns)
 
 
 def _tap_steps(conv: Convolution) -> Shape:
-    """Taps of the kernel from one that a residue of the stride has to its next."""
+    """Return, along each axis, the distance from a tap of a residue to the residue's next tap.
+
+    Taps k with the same k * dilation % stride are of one residue: stride 2, dilation 1 give 2.
+    """
     pairs = zip(conv.strides, conv.dilations, strict=True)
     return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
 
@@ -131,9 +154,10 @@ def _tap_steps(conv: Convolution) -> Shape:
 
 
 def weight_sums(device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> Plan:
-    """The gradient of the weights, and that of a bias.
+    """Plan the gradients of W and of a bias: sums of parts of the positions, then their totals.
 
-    A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
+    Some tiles at a time, whose sums take at most SUMS_NBYTES. A bias is summed in the same parts
+    whether W is wanted or not, which gives the same bits.
     """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     product = WeightProduct(device, conv, variant)
@@ -161,7 +185,12 @@ def weight_sums(device: Device, conv: Convolution, variant: Variant, wanted: Wan
 
 
 class WeightProduct:
-    """Rows of filters by columns of what they read, in tiles whose sum is in parts."""
+    """The matrix product of W's gradient: rows are filters, columns are (channel, tap).
+
+    row_tiles, column_tiles   row_tiles of all groups; tiles is their product
+    at_once                   tiles that scratch memory has room for
+    positions                 (n, o) that are summed, in `parts` of `span` positions
+    """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant) -> None:
         self.device, self.conv, self.variant = device, conv, variant
@@ -171,16 +200,20 @@ class WeightProduct:
         self.tiles = self.row_tiles * self.column_tiles
         self.positions = conv.batch * math.prod(conv.output)
         tile_nbytes = variant.rows * COLUMNS * computed_in(variant.dtype).itemsize
-        self.at_once = min(self.tiles, SUMS_NBYTES // tile_nbytes)  # tiles whose sums have room
+        self.at_once = min(self.tiles, SUMS_NBYTES // tile_nbytes)
         most = SUMS_NBYTES // (self.at_once * tile_nbytes)
-        most = min(most, self.positions // (8 * variant.depth))
+        most = min(most, self.positions // (8 * variant.depth))  # at least 8 stages in each part
         parts = parts_of_sum(device, self.at_once, self.positions, most)
         depths = ceil_div(ceil_div(self.positions, parts), variant.depth)
         self.span = depths * variant.depth  # positions of a part
         self.parts = ceil_div(self.positions, self.span) if self.positions else 0
 
     def layout(self, tiles: tuple[int, int] | None) -> np.void:
-        """The layout of tiles (the first, how many); or of all tiles of rows, without columns."""
+        """Return the struct WeightLayout of tiles (first, count).
+
+        None: of all tiles of rows without columns, for the gradient of a bias alone. step: `depth`
+        positions on, as images and steps along each axis.
+        """
         conv, (first, count) = self.conv, tiles or (0, self.row_tiles)
         channels = conv.group_channels if tiles else 0
         return by_value(
@@ -200,7 +233,10 @@ class WeightProduct:
         )
 
     def sums(self, blocks: int, arrays: tuple[Spec, Spec, Parts, Parts], layout: np.void) -> Launch:
-        """The launch that sums each part of W's gradient, and of a bias's: that of Y."""
+        """Return the launch that sums each part of W's gradient and of a bias's.
+
+        arrays: X, Y, scratch memory for the parts of W's gradient, and for those of the bias's.
+        """
         variant, shared_nbytes = self.variant, 0
         args: tuple[object, ...] = (*arrays, layout)
         if variant.lines:
@@ -213,7 +249,7 @@ class WeightProduct:
     def totals(
         self, tiles: int, arrays: tuple[Parts, Spec, Parts, Spec | None], layout: np.void
     ) -> Launch:
-        """The launch that adds up the parts: gradient of W = sum of its parts, and of the bias.
+        """Return the launch that adds up the parts of `tiles` tiles of dW, and those of the bias.
 
         arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None. The
         last blocks of the launch are those for the bias.
@@ -228,7 +264,7 @@ class WeightProduct:
 
 
 def _digits(n: int, extents: Shape) -> tuple[int, ...]:
-    """n positions as images and steps along each axis."""
+    """Return n positions as (images, steps along each axis): n = 17 in (2, 3) is (2, 1, 2)."""
     digits = []
     for extent in reversed(extents):
         n, digit = divmod(n, max(1, extent))

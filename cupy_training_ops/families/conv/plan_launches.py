@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches that several plans share: sums of parts, the gradient of a bias, copies."""
+"""Parts that plans of convolutions share: wanted arrays, totals, a bias's gradient, copies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .extents import Convolution, Shape
 from .facts import BLOCKS, SIDE, THREADS
 from .plan_variants import small_variant
 
-SUMMERS = 8  # threads that add up many parts of one number
-LINES = 64  # minimum of lines that a block sums
+SUMMERS = 8  # threads that share one sum over parts, where there are more parts than that
+LINES = 64  # minimum of lines (channels of a position) that a block sums
 
 Slots = Mapping[str, str]
 
@@ -30,7 +30,7 @@ class Wanted:
         image    Y = conv(X, W) + bias, or dX from dY (`is_gradient`)
         dw, db   gradients of W and of a bias, from X and dY
 
-    y is Y or dY. A call for an image alone has its `source` as x and as y.
+    x is X, y is Y or dY. A call for an image alone has its `source` as x and as y.
     """
 
     x: Spec
@@ -89,7 +89,7 @@ def taps(conv: Convolution) -> dict[str, Shape]:
 
 
 def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots) -> Launch:
-    """Plan to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros if there are no parts."""
+    """Return the launch of to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros without parts."""
     each = summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
     return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
@@ -139,5 +139,5 @@ def _bias_gradient_channels_last(device: Device, y: Spec, bias: Spec, slots: Slo
 
 
 def copies_of(dtype: Dtype) -> Copies:
-    """Return the copies to and from layouts that kernels do not read or write directly."""
+    """Return a collector of copies between channels last and C order, by conv__transpose."""
     return Copies("conv__transpose", small_variant(dtype).slots)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A model of waves of blocks: the tiles of a convolution over staged arrays, and when they pay."""
+"""Tiles of convolutions over staged arrays, chosen by an estimate of time; and when staging pays.
+
+Staged arrays: see plan_staged.py. Times are in stages: a tall tile's product with one part of its
+sum, LINE_NBYTES bytes of each row and column in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +45,30 @@ from .plan_variants import (
     weight_kernel,
 )
 
-OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
-MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
+OTHER_SHARED_NBYTES = 5 * 1024  # of a block's shared memory, at most, beside the stages
+MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # scratch memory: in bytes, and as a multiple of X + Y
 MOST_W_NBYTES = 16 * 1024**2
-MOST_SUMS_NBYTES = 32 * 1024**2
-MOST_VECTORS = 2**31 - 1
-LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
-LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
+MOST_SUMS_NBYTES = 32 * 1024**2  # of the parts of W's gradient
+MOST_VECTORS = 2**31 - 1  # of 16 bytes in a staged array, which kernels count in 32 bits
+LEAST_PRODUCTS = 128  # of an element staged for a 1 x 1: on an H200 51 are too few, 205 enough
+LEAST_DEPTH = 16  # channels of a group, of which fewer would be mostly padding
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A block's tile, and the cost of a stage of its sum."""
+    """A block's tile of the product; its rows are the key in OF_WARPS, OF_WARPGROUPS, OF_PARTS."""
 
     columns: int
-    threads: int
-    blocks: int  # of a multiprocessor
-    stages: int
-    step_cost: float
+    threads: int  # of the block
+    blocks: int  # that run on a multiprocessor at a time
+    stages: int  # buffers in shared memory, each for a part of the sum
+    step_cost: float  # time of a stage
 
 
 _STAGED = (STAGED_THREADS, STAGED_BLOCKS, STAGED_STAGES)
 _TALL_GROUPS = (TALL_GROUPS_THREADS, TALL_GROUPS_BLOCKS, TALL_GROUPS_STAGES)
 _FLAT_GROUPS = (FLAT_GROUPS_THREADS, FLAT_GROUPS_BLOCKS, FLAT_GROUPS_STAGES)
-# By their rows. Costs are in stages of the sum of a tall tile.
+# By their rows. Tiles that warps multiply, that warpgroups do, and those of three TF32 products.
 OF_WARPS = {
     2 * PANEL: Tile(TALL_COLUMNS, *_STAGED, step_cost=1.0),
     PANEL: Tile(FLAT_COLUMNS, *_STAGED, step_cost=0.9),
@@ -74,19 +78,26 @@ OF_WARPGROUPS = {
     PANEL: Tile(FLAT_GROUPS_COLUMNS, *_FLAT_GROUPS, step_cost=0.9),
 }
 OF_PARTS = {PANEL: Tile(SPLIT_COLUMNS, *_STAGED, step_cost=1.5)}
-BLOCK_COST = 3.0  # beside its stages
-SUM_COST = 0.03  # of adding up a tile's part
+BLOCK_COST = 3.0  # time of a block beside its stages
+SUM_COST = 0.03  # time of adding up one part of a tile
 
 
 def tiles_of(device: Device, dtype: Dtype, tf32: int) -> dict[int, Tile]:
-    """Tiles over staged arrays of this type."""
+    """Return the tiles over staged arrays of this type, by their rows.
+
+    tf32: products of TF32 for each of float32: 1 or 3, or 0, exact.
+    """
     if tf32 == 3 and dtype == FLOAT32:
         return OF_PARTS
     return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
-    """Return True if there are tiles over staged arrays for this convolution."""
+    """Return True if conv__staged computes this convolution: on tensor cores, without tf32 exactly.
+
+    It does in 2-byte types and float32, from 8.0 on, with LEAST_DEPTH channels and filters of a
+    group (joined or not) or more, and at most STAGED_TAPS taps, if memory has room for the copies.
+    """
     conv = join_groups(conv, dtype)
     width = VEC_NBYTES // dtype.itemsize
     channels = (conv.group_channels, conv.group_filters)
@@ -107,9 +118,10 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
 
 
 def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
-    """Join small groups until they fill a tile; large ones and those of one channel stay.
+    """Return the convolution with small groups joined, several to one, to fill a tile.
 
-    W then has zeros where a filter and a channel are of two groups.
+    Large groups, those of one filter, and channels that are no multiple of 4 stay. W then has zeros
+    where a filter and a channel are of two groups.
     """
     channels, filters = conv.group_channels, conv.group_filters
     if min(channels, filters) >= LEAST_DEPTH or channels % 4 != 0 or filters == 1:
@@ -138,14 +150,17 @@ def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: int) 
 def _staging_pays(
     device: Device, conv: Convolution, wanted: Wanted, tf32: int, *, lines: bool
 ) -> bool:
-    """lines: tensor cores would multiply lines of both arrays as they lie."""
+    """Return True if staging saves time and is possible.
+
+    lines: without staging, tensor cores would multiply vectors of both arrays as they lie.
+    """
     without_tensor_cores = wanted.dtype == FLOAT32 and not tf32 and is_single(conv)
     pays = _multiplies_often(conv) or not (lines or without_tensor_cores)
     return (pays or wanted.has_channels_last) and can_stage(device, conv, wanted.dtype, tf32)
 
 
 def _multiplies_often(conv: Convolution) -> bool:
-    """Return True if a 1 x 1 convolution has so many products that staging saves time."""
+    """Return True if each element that is staged has so many products that staging saves time."""
     channels, filters = conv.group_channels, conv.group_filters
     return channels * filters >= LEAST_PRODUCTS * (channels + filters)
 
@@ -171,7 +186,7 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
 
 
 def tile_choices(device: Device, dtype: Dtype, tf32: int) -> list[int]:
-    """Rows of tiles that have room, of those that there are kernels with."""
+    """Return the rows of tiles that there are kernels for and whose stages fit shared memory."""
     return [
         rows
         for rows in tiles_of(device, dtype, tf32)
@@ -181,7 +196,7 @@ def tile_choices(device: Device, dtype: Dtype, tf32: int) -> list[int]:
 
 
 def tile_nbytes(device: Device, rows: int, dtype: Dtype, tf32: int) -> int:
-    """Bytes of shared memory of a block, for stages, and then for an image's tile."""
+    """Return a block's shared memory in bytes: of its stages, or of the image's tile after them."""
     tile = tiles_of(device, dtype, tf32)[rows]
     written = rows * (tile.columns * dtype.itemsize + VEC_NBYTES)
     return max(tile.stages * (rows + tile.columns) * LINE_NBYTES, written)
@@ -189,16 +204,19 @@ def tile_nbytes(device: Device, rows: int, dtype: Dtype, tf32: int) -> int:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks that take equally long, in stages."""
+    """Blocks that take equally long."""
 
     count: int
-    cost: float
+    cost: float  # time of one, in stages
 
 
 def image_blocks(
     tile: Tile, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
-    """Blocks of a convolution or its data gradient; residues of strides count as alike."""
+    """Return the blocks of a convolution or its data gradient, of tiles with `rows` rows.
+
+    Residues of strides, which have different numbers of taps, count as alike.
+    """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)
     columns = ceil_div(conv.batch * math.prod(sides.written), n_residues * tile.columns)
@@ -210,7 +228,7 @@ def image_blocks(
 def image_rows(
     device: Device, conv: Convolution, dtype: Dtype, tf32: int, *, is_gradient: bool
 ) -> int:
-    """Rows of an image's tiles, with which all blocks take least time."""
+    """Return the rows of an image's tiles with which all blocks take least time."""
     tiles = tiles_of(device, dtype, tf32)
 
     def cost(rows: int) -> float:
@@ -222,18 +240,18 @@ def image_rows(
 
 @dataclass(frozen=True)
 class WeightTiles:
-    """Tiles of W's gradient, and parts of their sums."""
+    """Tiles of W's gradient: rows are filters of a group, columns are (tap, channel)."""
 
-    rows: int
+    rows: int  # of a tile
     row_tiles: int  # of a group
     column_tiles: int
-    count: int  # of all groups
-    parts: int
+    count: int  # tiles of all groups
+    parts: int  # that the sum over positions of each tile is divided into
 
 
 @functools.lru_cache(maxsize=1024)
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> WeightTiles:
-    """The tiles of W's gradient that take least time when X's gradient is computed beside it.
+    """Return the tiles of W's gradient that take least time with X's gradient beside it.
 
     A call without X's gradient has these tiles, too: other tiles would divide the sums into other
     parts, and so give W's gradient other bits.
@@ -246,7 +264,10 @@ def weight_tiles(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> 
 def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int, tf32: int
 ) -> tuple[WeightTiles, float]:
-    """Tiles with so many rows, their sums in the parts that take least time; and that time."""
+    """Return tiles with `rows` rows and the number of parts that takes least time, and that time.
+
+    The time, in stages, is that of a launch which also computes X's gradient, with such tiles.
+    """
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     row_tiles = ceil_div(conv.group_filters, rows)
     tile = tiles_of(device, dtype, tf32)[rows]
@@ -267,18 +288,23 @@ def tiles_and_cost(
 
 
 def slots_of(device: Device, tile: Tile) -> int:
-    """Blocks that run at a time."""
+    """Return how many blocks of this tile run on the device at a time."""
     return tile.blocks * device.multiprocessors
 
 
 def time_of(slots: int, blocks: list[Blocks]) -> float:
-    """Time until all are done, of one or two kinds: those that take longest begin first."""
+    """Return the time until all blocks are done, of one or two kinds, `slots` at a time.
+
+    The kind whose blocks take longer begins. Then each slot that is free takes the next block.
+    """
     long, *rest = sorted(blocks, key=lambda kind: -kind.cost)
     rounds, more = divmod(long.count, slots)
+    # (number of slots, time at which they have done their long blocks)
     ends = [(slots - more, rounds * long.cost), (more, (rounds + 1) * long.cost)]
     end = max(end for n, end in ends if n)
     for kind in rest:
-        # Each slot takes blocks until as many as there are have been taken.
+        # All slots would end at `level` if blocks could be divided. Each takes as many whole ones
+        # as end by then; what is left goes to the slots that end first, one more each.
         level = (sum(n * at for n, at in ends) + kind.count * kind.cost) / slots
         counts = [max(0, math.floor((level - at) / kind.cost)) for _, at in ends]
         left = kind.count - sum(n * t for (n, _), t in zip(ends, counts, strict=True))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Launches over arrays whose channels lie side by side, and the one that puts them so.
+"""Convolutions and gradients on tensor cores over staged arrays: kernels conv__stage, conv__staged.
 
-See cuda_src/conv/staged_tile.cuh and staging.cuh.
+Staged: an array (n, channel, position) copied to scratch memory as (n, position, channel), channels
+padded to whole 16-byte vectors. See cuda_src/conv/staging.cuh and staged_tile.cuh.
 """
 
 from __future__ import annotations
@@ -46,12 +47,22 @@ from .plan_launches import Wanted, bias_gradient, geometry, summers, total
 from .plan_model import image_rows, join_groups, tile_nbytes, tiles_of, weight_tiles
 from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
-TOTALS = 4  # blocks of a multiprocessor that add parts up
-SUMMING_COLUMNS = 4  # tiles of columns, at most, beside which floats are summed
+TOTALS = 4  # blocks for each multiprocessor, of the launch that adds up parts of dW
+SUMMING_COLUMNS = 4  # tiles of columns, at most, where blocks of the first also sum a float32 Y
 
 
 class Staging:
-    """Arrays that are staged, and where."""
+    """The launch of conv__stage: which of X, Y and W it stages, and where tiles read each.
+
+    conv is `unjoined` with small groups joined (`join_groups`). By name, "x", "y" or "w":
+
+        arrays   the caller's array; None where no tile reads it
+        lines    (n, channels, plane), the extents that it is staged as
+        at       the array itself where tiles read it as it lies, else scratch memory; or None
+
+    `rows` is scratch memory for n_rows StagedRows, one for each output position (n, o), or None.
+    `width`: elements of a 16-byte vector.
+    """
 
     def __init__(
         self,
@@ -83,9 +94,11 @@ class Staging:
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 
     def _lines_of_w(self) -> tuple[int, int, int]:
-        """W as (channel, taps, filter) or (filter, taps, channel), each of a group.
+        """Return (n, channels, plane) of W, where `channels` is the axis that tiles sum over.
 
-        Where W has its channels last, the former is (taps, channel, filter).
+        convolution       (M, C/G, taps): channels are summed
+        data gradient     (G, M/G, C/G taps): filters are; (taps, C/G) if W has channels last
+        joined groups     (taps, rows, depth): conv__stage writes [row][tap][depth] itself
         """
         conv, of_kernel = self.conv, math.prod(self.conv.kernel)
         if self.n_joined > 1:
@@ -98,7 +111,7 @@ class Staging:
         return conv.filters, conv.group_channels, of_kernel
 
     def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
-        """The array itself where tiles read it as it lies, or scratch memory."""
+        """Return the array itself where tiles read it as it lies, or scratch memory for a copy."""
         spec, (n, channels, plane) = self.arrays[name], self.lines[name]
         if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
             return spec
@@ -116,14 +129,17 @@ class Staging:
         return can and lies and fits
 
     def _is_last(self, name: str) -> bool:
-        """Return True if channels lie side by side; of W those that are summed."""
+        """Return True if an array's elements along `channels` (see `lines`) are contiguous."""
         spec, (_, _, plane) = self.arrays[name], self.lines[name]
         if spec is None or (name == "w" and (self.is_gradient or self.n_joined > 1)):
             return False
         return spec.channels_last or plane == 1
 
     def launches(self) -> list[Launch]:
-        """The launch that stages all arrays, if any needs it."""
+        """Return a list of the one launch of conv__stage; empty if nothing is to be staged.
+
+        Blocks are for X, Y, W, then rows. Its arguments are (read, written) of each array.
+        """
         fields = {name: self._array(name) for name in self.arrays}
         blocks = sum(int(field["blocks"]) for field in fields.values())
         if not blocks and not self.n_rows:
@@ -146,6 +162,10 @@ class Staging:
         return [Launch("conv__stage", config, (*args, self.rows, layout), self.variant.slots)]
 
     def _groups(self) -> np.void:
+        """Return the struct JoinedGroups: `joined` groups of W became one, 0 if none were joined.
+
+        The other fields are of one group before that.
+        """
         conv, w = self.unjoined, self.arrays["w"]
         return by_value(
             JoinedGroups,
@@ -158,6 +178,11 @@ class Staging:
         )
 
     def _array(self, name: str) -> np.void:
+        """Return the struct StagedArray; a block has PANEL channels x PANEL positions of the plane.
+
+        padded: channels up to whole vectors. width: as `_loaded_together` says, -1 where channels
+        are contiguous already. blocks: 0 if the array is not staged.
+        """
         n, channels, plane = self.lines[name]
         spec, padded = self.arrays[name], self.variant.pad_channels(channels)
         plane_tiles = ceil_div(plane, PANEL)
@@ -178,16 +203,21 @@ class Staging:
 
 
 def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
-    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
+    """Return how many of a channel's `plane` positions a thread loads as one vector: 1 or more.
+
+    0: vectors of `width` elements go on from one channel into the next, in an aligned array whose
+    channels have so few positions that a tile has them all.
+    """
     n = neighbours(plane, width, spec)
     are_as_one = n == 1 and plane <= PANEL and channels % width == 0
     return 0 if are_as_one and spec is not None and spec.aligned else n
 
 
 def neighbours(plane: int, width: int, spec: Spec | None) -> int:
-    """Neighbouring positions of a plane that a thread loads or stores together.
+    """Return how many neighbouring positions of a channel a thread loads or stores together.
 
-    They are `width`, or half of it, where so many divide an aligned array's plane; else 1.
+    `width` (elements of a 16-byte vector), or half of it, where that divides the `plane` positions
+    of a channel of an aligned array; else 1.
     """
     if spec is None or not spec.aligned:
         return 1
@@ -198,7 +228,11 @@ def neighbours(plane: int, width: int, spec: Spec | None) -> int:
 
 
 def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
-    """One launch that stages what others read, each array once."""
+    """Plan the wanted results: launches that stage, multiply, and add up parts of dW and db.
+
+    Each array is staged once for all results. A gradient of a bias that tiles do not sum has
+    launches of its own. tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
+    """
     y, dtype = wanted.y, wanted.dtype
     unjoined, conv = conv, join_groups(conv, dtype)
     rows = tile_rows(device, conv, dtype, wanted, tf32)
@@ -222,7 +256,7 @@ def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
 
 
 def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
-    """Return True if tiles sum Y too.
+    """Return True if blocks that compute W's gradient also sum Y, for the bias's gradient.
 
     In TF32 they do where Y is read as it lies, not rounded before, and where tiles of the first
     columns, which do it, are not so few that all others wait for them.
@@ -236,7 +270,7 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted, tf32: int) -> int:
-    """Return the rows of a block's tile.
+    """Return the rows of a block's tile: 64 or 128 channels or filters.
 
     Gradients of the weight have tiles of their own; where a gradient of the image is computed
     beside them, its tiles have as many rows.
@@ -249,7 +283,10 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted, t
 def _product(
     device: Device, variant: Variant, image: _Image | None, sums: _Sums | None, staging: Staging
 ) -> Launch:
-    """The launch that multiplies: blocks that take long come first."""
+    """Return the launch of conv__staged, with blocks for an image, for W's gradient, or for both.
+
+    Blocks with the longer sums come first, so that the short ones fill up the end.
+    """
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
     no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
     *written, layout = image.args(staging) if image else no_image
@@ -264,13 +301,19 @@ def _product(
 
 
 def _blank(struct: Struct) -> np.void:
-    """A struct for blocks of which there are none."""
+    """Return the struct filled with zeros, for blocks of which there are none."""
     blank: np.void = np.zeros((), struct.of().dtype)[()]  # type: ignore[assignment]
     return blank
 
 
 class _Image:
-    """A convolution or its data gradient."""
+    """Blocks and arguments of conv__staged for a convolution or its data gradient.
+
+    residues   of positions by the strides (p % stride), with tiles of their own; 1 without
+    tiles      tiles of rows, of all groups
+    blocks     tiles x tiles of columns x residues
+    steps      about the stages of a block's sum
+    """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
         self.conv, self.wanted = conv, wanted
@@ -282,7 +325,7 @@ class _Image:
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Arguments of its kernel; the last is the layout."""
+        """Return its arguments of conv__staged, from `read` on; the last is the layout."""
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         arrays = (read, staging.at["w"], wanted.bias, wanted.image)
@@ -290,7 +333,11 @@ class _Image:
         return (*arrays, product.column_tiles, self._staged_image(staging), layout)
 
     def _staged_image(self, staging: Staging) -> np.void:
-        """The struct StagedImage: how the image is written, and where W is."""
+        """Return the struct StagedImage: how the image is written, and where W is.
+
+        together: neighbouring columns, or rows (channels) if they are last, of one store.
+        w_row, w_tap: 16-byte vectors from a row of W, and from a tap, to the next.
+        """
         product, image, w = self.product, self.wanted.target, self.wanted.w
         width = staging.width
         together = 1
@@ -316,7 +363,14 @@ class _Image:
 
 
 class _Sums:
-    """The gradients of W and of a bias."""
+    """Blocks and arguments of conv__staged for the gradients of W and a bias, and their total.
+
+    Positions (n, o) are divided into `parts` of `span`; a block sums one part of one tile, in
+    `steps` stages. In scratch memory, or None where not wanted:
+
+        sums     [part][tile][row][column] for W
+        y_sums   [part][filter] for the bias
+    """
 
     def __init__(
         self,
@@ -347,12 +401,15 @@ class _Sums:
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Arguments of its kernel; the last is the layout."""
+        """Return its arguments of conv__staged, up to `y_sums`; the last is the layout."""
         arrays = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
         return (*arrays, self._layout(self.conv.group_channels))
 
     def totals(self) -> Launch:
-        """The launch that adds parts up."""
+        """Return the launch that adds up the parts: conv__staged_total; conv__total for db alone.
+
+        filters: of a block, where W is written as (filter, channel, tap); 0: channels last.
+        """
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
@@ -372,7 +429,10 @@ class _Sums:
         return Launch("conv__staged_total", config, args, self.variant.slots)
 
     def _of_lines(self) -> tuple[int, int]:
-        """Threads for each four weights, and blocks, of lines of channels."""
+        """Return (threads for each sum, blocks) where W is written as (filter, tap, channel).
+
+        A sum is that of four neighbouring channels over all parts.
+        """
         lines = self.conv.filters * math.prod(self.conv.kernel)
         fours = lines * ceil_div(self.unjoined.group_channels, 4)
         room = TOTALS * self.device.multiprocessors * THREADS
@@ -380,23 +440,30 @@ class _Sums:
         return each, ceil_div(fours, THREADS // each)
 
     def _at_once(self, channel_tiles: int) -> tuple[int, int]:
-        """Filters of a block that adds parts up, so that all multiprocessors have some, and threads
-        for each sum."""
+        """Return (filters of a block, threads for each sum) where W is (filter, channel, tap).
+
+        Filters are so few that each multiprocessor has TOTALS blocks. channel_tiles: blocks that
+        the channels of a filter are divided among.
+        """
         of_kernel, lines = math.prod(self.conv.kernel), self.conv.filters * channel_tiles
         filters = ceil_div(lines, TOTALS * self.device.multiprocessors)
         filters = min(filters, TOTAL_LINES // of_kernel, self.conv.group_filters)
         return filters, self._each(filters * of_kernel * TOTAL_CHANNELS // 4, THREADS)
 
     def _each(self, items: int, room: int) -> int:
-        """Threads that add up the parts of each item."""
+        """Return how many threads share an item's sum over parts: 8, 4, 2 or 1.
+
+        `items` are summed with room for `room` threads; each thread adds at least two parts.
+        """
         return next((n for n in (8, 4, 2) if n * items <= room and 2 * n <= self.parts), 1)
 
     def _layout(self, channels: int) -> np.void:
+        """Return the struct WeightLayout; channels: of a group, which joining may have changed."""
         conv = self.conv
         return by_value(
             WeightLayout,
             **geometry(conv),
-            step=(0,) * 4,
+            step=(0,) * 4,  # not used by kernels over staged arrays
             groups=conv.group,
             rows=conv.group_filters,
             channels=channels,

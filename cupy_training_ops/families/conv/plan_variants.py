@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tiles that a convolution is computed in; see cuda_src/conv/tile.cuh."""
+"""Variants: types and tiles that kernels are compiled with; see cuda_src/conv/conv.cu, tile.cuh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .extents import Convolution, Shape
 from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
-MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
+MANY_STAGES_NBYTES = 160 * 1024  # of shared memory that a block may have, from which on 4 stages
 LINE_ELEMENTS = 4  # lines are copied in vectors where their length is a multiple of it
 TF32_PAD = 8  # elements behind those of a place of the sum, in shared memory
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
@@ -24,10 +24,10 @@ MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix pr
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_OFFSET = 2**31 - 1  # of an element in what a group has of one image
 
-# Time of a block with so many rows, all else alike.
+# Time of a block by the rows of its tile, relative to 128 rows.
 COST = {128: 1.0, 64: 0.58, 32: 0.4}
 
-# Kernels, and the same with FEW_ROWS rows of floats, which are compiled beside others.
+# Kernel to its twin with tiles of FEW_ROWS rows, which is compiled in the variant of 2 * FEW_ROWS.
 FEW = {
     "conv__pack": "conv__pack_few",
     "conv__image": "conv__image_few",
@@ -38,20 +38,21 @@ FEW = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Slots that the kernels are compiled with."""
+    """One compilation of cuda_src/conv/conv.cu, and the kernels in it that a plan launches."""
 
     dtype: Dtype
-    rows: int
-    tf32: int = 0  # products of TF32 for each of floats
-    wide: bool = False  # offsets of 64 bits
-    staged: bool = False
+    rows: int  # of a tile
+    tf32: int = 0  # products of TF32 for each of float32: 1, 3, or 0 (exact)
+    wide: bool = False  # offsets in an image have 64 bits
+    staged: bool = False  # the compilation has the kernels over staged arrays
     warpgroups: bool = False  # warpgroups multiply what is staged
-    lines: bool = False  # vectors of lines are copied, so that no element has an offset
+    lines: bool = False  # vectors are copied from arrays as they lie (1 x 1 kernels)
 
     @property
     def slots(self) -> dict[str, str]:
-        """The slots of cuda_src/conv/conv.cu, which says what is compiled with which."""
+        """Return the macros CTO_T, CTO_ROWS, CTO_OFFSET ... by name, without CTO_."""
         is_half = self.dtype.itemsize == 2
+        # Of 2-byte types, tiles of 64 rows always have wide offsets, and others never.
         is_wide = self.rows == 2 * FEW_ROWS if is_half else self.wide or self.dtype == FLOAT64
         offset = np.dtype(np.int64 if is_wide and not self.staged else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
@@ -64,16 +65,20 @@ class Variant:
         return self.dtype == FLOAT32 and self.rows == FEW_ROWS
 
     def kernel(self, symbol: str) -> str:
-        """The kernel, or the same with few rows."""
+        """Return the kernel's name, or that of its twin with few rows."""
         return FEW[symbol] if self.has_few else symbol
 
     @property
     def depth(self) -> int:
-        """Elements of a sum that are in shared memory at a time."""
+        """Return DEPTH: terms of a tile's sum that are in shared memory at a time."""
         return PART_NBYTES // self.dtype.itemsize
 
     def stages_nbytes(self, stages: int, *, weight: bool) -> int:
-        """Bytes of so many parts of A and B in shared memory, which are copied in vectors."""
+        """Return the bytes of `stages` parts of A (rows x depth) and B (depth x COLUMNS).
+
+        weight: in W's gradient lines in shared memory are along the depth; else they are the rows
+        of A and the columns of B at one k of the sum. Each line is padded against bank conflicts.
+        """
         pad = TF32_PAD if self.tf32 else VEC_NBYTES // self.dtype.itemsize
         by_k = self.depth * (self.rows + COLUMNS + 2 * pad)
         a = self.rows * (self.depth + VEC_NBYTES // self.dtype.itemsize)
@@ -81,7 +86,7 @@ class Variant:
         return stages * (a + b if weight else by_k) * self.dtype.itemsize
 
     def pad_channels(self, channels: int) -> int:
-        """Channels up to a multiple of those that are stored together."""
+        """Return the channels rounded up to whole 16-byte vectors."""
         return align_up(channels, VEC_NBYTES // self.dtype.itemsize)
 
 
@@ -94,7 +99,11 @@ def image_variant(
     is_gradient: bool,
     lines: bool = False,
 ) -> Variant:
-    """The variant of a convolution or its data gradient whose blocks take least time in all."""
+    """Return the variant of a convolution or its data gradient whose blocks take least time in all.
+
+    tf32: 1, products of float32 may be rounded to TF32, else 0 or 3. lines: the arrays are copied
+    by vectors as they lie, see `image_has_lines`.
+    """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)
     if sides.depth * math.prod(sides.read) > MAX_OFFSET and not lines:
@@ -113,7 +122,11 @@ def image_variant(
 def weight_variant(
     device: Device, conv: Convolution, dtype: Dtype, tf32: int, *, lines: bool = False
 ) -> Variant:
-    """The variant of the gradient of the weights, whose sum makes up for few tiles."""
+    """Return the variant of W's gradient whose tiles of rows take least time.
+
+    The number of blocks does not matter: few tiles have long sums, which are divided into parts.
+    lines: X and Y are copied by vectors as they lie.
+    """
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
     if max(x, y) > MAX_OFFSET and not lines:
@@ -129,13 +142,13 @@ def weight_variant(
 def image_has_lines(
     device: Device, conv: Convolution, read: Spec, written: Spec, tf32: int
 ) -> bool:
-    """Return True if vectors of lines are copied as they lie."""
+    """Return True if conv__image_lines can be used: a 1 x 1 kernel, images that vectors divide."""
     vectors = _multiplies_lines(device, written.dtype, tf32) and _has_vectors(read)
     return vectors and is_single(conv) and written.aligned
 
 
 def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: int) -> str:
-    """The kernel that sums weights: it copies vectors of lines of X and Y, of Y, or of neither."""
+    """Return the name of W's gradient's kernel: it copies X and Y, Y, or neither by vectors."""
     if not (_multiplies_lines(device, y.dtype, tf32) and _has_vectors(y)):
         return "conv__weight"
     if is_single(conv) and x.aligned:
@@ -144,11 +157,12 @@ def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: int
 
 
 def _multiplies_lines(device: Device, dtype: Dtype, tf32: int) -> bool:
-    """Return True if tensor cores multiply lines of this dtype."""
+    """Return True if tensor cores multiply arrays of this dtype that are not staged."""
     return dtype.itemsize == 2 or rounds(device, dtype, tf32)
 
 
 def _has_vectors(array: Spec) -> bool:
+    """Return True if each channel's positions begin at a multiple of LINE_ELEMENTS elements."""
     return array.aligned and math.prod(array.shape[2:]) % LINE_ELEMENTS == 0
 
 
@@ -159,12 +173,15 @@ def is_single(conv: Convolution) -> bool:
 
 
 def stages(device: Device) -> int:
-    """Parts of a sum over lines in shared memory; many where two blocks have room for them."""
+    """Return how many parts of a sum conv__..._lines has in shared memory: 4 or 2.
+
+    4 where two blocks of a multiprocessor have room for them.
+    """
     return 4 if device.max_shared_nbytes >= MANY_STAGES_NBYTES else 2
 
 
 def choices(device: Device, dtype: Dtype) -> list[int]:
-    """Rows of tiles for which kernels have registers, the preferred ones first."""
+    """Return the rows of tiles that kernels are compiled with, the preferred ones first."""
     if dtype == FLOAT64:
         return [32]
     is_measured = TENSOR_CORES <= device.capability < (12, 0)
@@ -174,10 +191,10 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 
 
 def _rows(device: Device, dtype: Dtype, tf32: int, *, lines: bool) -> list[int]:
-    """Rows of tiles without staged arrays; floats' lines are compiled with their gathered tiles.
+    """Return the rows of tiles of kernels without staged arrays; lines: of conv__..._lines.
 
-    Arrays with many rows are staged mostly, and those of TF32 with few are read from where channels
-    lie side by side.
+    Products with many rows are mostly over staged arrays, so WIDE_ROWS is left out there; TF32 has
+    tiles of 64 rows alone.
     """
     if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
@@ -187,18 +204,22 @@ def _rows(device: Device, dtype: Dtype, tf32: int, *, lines: bool) -> list[int]:
 
 
 def _wide(device: Device, dtype: Dtype) -> Variant:
+    """Return the variant with 64-bit offsets, for images of 2^31 elements or more."""
     return Variant(dtype, min(2 * FEW_ROWS, choices(device, dtype)[0]), wide=True)
 
 
 def small_variant(dtype: Dtype) -> Variant:
-    """The variant of kernels without tiles: compiled beside few others, or rare ones."""
+    """Return the variant of kernels without tiles: depthwise, transposing, sums of Y, conv__total.
+
+    It is one compilation for each type, in which other kernels are few, or rarely used.
+    """
     if dtype.itemsize == 2:
         return Variant(dtype, WIDE_ROWS, lines=True)
     return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
 
 
 def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: int = 0) -> Variant:
-    """The variant of tiles over staged arrays."""
+    """Return the variant of conv__staged and conv__stage with `rows` rows of a tile."""
     tf32 = tf32 if dtype == FLOAT32 else 0
     return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
 
@@ -209,9 +230,9 @@ def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
 
 
 def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
-    """The variant of kernels of groups of one channel, which lie side by side.
+    """Return the variant of depthwise kernels for arrays with channels last.
 
-    sums: of those that sum weights.
+    sums: of those that compute W's gradient, else of those for an image.
     """
     if dtype.itemsize == 2:
         return Variant(dtype, FEW_ROWS, staged=True)
@@ -219,20 +240,21 @@ def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
 
 
 def direct_variant(dtype: Dtype) -> Variant:
-    """The variant of kernels of few channels."""
+    """Return the variant of conv__direct_...: gradients of few channels (plan_direct.py)."""
     is_half = dtype.itemsize == 2
     return lines_variant(dtype, sums=True) if is_half else Variant(dtype, 2 * FEW_ROWS, tf32=True)
 
 
 def rounds(device: Device, dtype: Dtype, tf32: int) -> bool:
-    """Return True if floats are rounded for tensor cores."""
+    """Return True if tensor cores multiply float32 rounded to TF32: allow_tf32, from 8.0 on."""
     return tf32 == 1 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
 
 
 def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
-    """Parts of the sum over positions with which all blocks, and adding parts up, take least time.
+    """Return how many parts of the sum over positions, at most `most`, take least time.
 
-    The time of a tile's sum is 1; each part of it costs about as much as `tiles` of its positions.
+    The unit is the time of a tile's whole sum. Blocks take 1 / parts each, in waves of n_blocks;
+    adding up takes about tiles / positions for each part.
     """
     n_blocks = BLOCKS * device.multiprocessors
 
@@ -280,17 +302,17 @@ def window(conv: Convolution) -> tuple[Shape, Shape]:
 
 
 class Sides(NamedTuple):
-    """Channels of a group that an image has and is computed from, and their extents; residues."""
+    """The image that is written and the one that is read: Y and X, or in a gradient X and Y."""
 
-    rows: int
-    depth: int
-    written: Shape
+    rows: int  # channels of a group that are written
+    depth: int  # channels of a group that are read
+    written: Shape  # spatial extents
     read: Shape
-    residues: Shape
+    residues: Shape  # of written positions by the strides, along each axis; 1 in a convolution
 
     @classmethod
     def of(cls, conv: Convolution, is_gradient: bool) -> Sides:
-        """The sides of a convolution or its data gradient."""
+        """Return the sides of a convolution or its data gradient."""
         x, y = (conv.group_channels, conv.image), (conv.group_filters, conv.output)
         (depth, read), (rows, written) = (y, x) if is_gradient else (x, y)
         steps = residues(conv) if is_gradient else (1,) * conv.rank
@@ -298,5 +320,5 @@ class Sides(NamedTuple):
 
 
 def residues(conv: Convolution) -> Shape:
-    """Residues of the image's positions by the strides."""
+    """Return, along each axis, how many residues i % stride the positions i of X have."""
     return tuple(min(s, i) for s, i in zip(conv.strides, conv.image, strict=True))

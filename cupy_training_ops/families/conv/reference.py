@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Convolutions and their gradients in NumPy. Formulas: `operators.py`.
 
-Each is a matrix product with X unfolded: a line for every channel and element of the kernel, a
-column for every output. It is made of some images or parts of their outputs at a time. The products
-are float32's, float64's of float64; results are rounded once.
+Each is a matrix product with X unfolded (im2col): a row for every channel and tap (an element of
+the kernel), a column for every output. So many outputs at a time that X unfolded has about _PIECE
+elements: some images, and a box of their positions. Products are in float32, of float64 in float64;
+results are rounded once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ...rules.pieces import column_sums
 from ...rules.widening import cast, computed_in, quiet, wide
 from .extents import Attributes, Convolution, Shape
 
-_PIECE = 2**20  # elements of X unfolded
+_PIECE = 2**20  # elements of X unfolded that are in memory at a time
 
 _ALL = slice(None)
 
@@ -55,6 +56,7 @@ def conv(
     b: HostArray | None = None,
     **attributes: Unpack[Keywords],
 ) -> HostArray:
+    """Return Y (N, M, ...) of x (N, C, ...), w (M, C / group, ...) and b (M,)."""
     return _forward(Attributes.of("Conv", attributes).convolution(x.shape, w.shape), x, w, b)
 
 
@@ -64,6 +66,7 @@ def conv_grad(
     w: HostArray,
     **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv`."""
     convolution = Attributes.of("ConvGrad", attributes).convolution(x.shape, w.shape)
     return *_gradients(convolution, dy, x, w), _bias_gradient(dy)
 
@@ -74,6 +77,7 @@ def conv_transpose(
     b: HostArray | None = None,
     **attributes: Unpack[TransposedKeywords],
 ) -> HostArray:
+    """Return Y (N, M, ...) of x (N, C, ...), w (C, M / group, ...) and b (M,)."""
     transposed = Attributes.of("ConvTranspose", attributes)
     return _data_gradient(transposed.transposed_convolution(x.shape, w.shape), x, w, b)
 
@@ -84,6 +88,7 @@ def conv_transpose_grad(
     w: HostArray,
     **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
+    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv_transpose`."""
     transposed = Attributes.of("ConvTransposeGrad", attributes)
     convolution = transposed.transposed_convolution(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)
@@ -92,6 +97,7 @@ def conv_transpose_grad(
 
 @quiet
 def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None) -> HostArray:
+    """Return Y = W times X unfolded, plus a bias for each filter or none."""
     y = np.empty(c.y_shape, x.dtype)
     filters = _matrix(c, w)
     for images in _blocks(c):
@@ -109,6 +115,7 @@ def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None)
 def _data_gradient(
     c: Convolution, dy: HostArray, w: HostArray, bias: HostArray | None
 ) -> HostArray:
+    """Return dX = W transposed times dY, folded (col2im), plus a bias for each channel or none."""
     dx = np.empty(c.x_shape, dy.dtype)
     filters = np.ascontiguousarray(_matrix(c, w).swapaxes(1, 2))  # BLAS is slower if transposed
     for images in _blocks(c):
@@ -124,10 +131,10 @@ def _data_gradient(
 def _gradients(
     c: Convolution, dy: HostArray, x: HostArray, w: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """The gradients of X and W; with strides of 1 from one dY unfolded, where that is not long.
+    """Return (dX, dW); with strides of 1 both from one dY unfolded, unless that takes long.
 
-    dX[i] is the sum over k of W[k] dY[i + p - k d], which is a convolution with k the other way
-    around, and dW[k] that of X[i] dY[i + p - k d] over i.
+    dX[i] is the sum over k of W[k] dY[i + p - k d], a convolution of dY with the taps k reversed,
+    and dW[k] the sum over i of X[i] dY[i + p - k d]. `back` is that convolution: dY is its X.
     """
     is_long = max(c.strides, default=1) > 1 or c.filters > 4 * c.channels or not c.batch
     # Unfolded, dY has zeros beside it, which make NaN of an infinity.
@@ -144,7 +151,9 @@ def _gradients(
 def _gradients_of_stride_1(
     c: Convolution, back: Convolution, dy: HostArray, x: HostArray, w: HostArray
 ) -> tuple[HostArray, HostArray]:
+    """Return (dX, dW) of a convolution `c` of stride 1; see _gradients for `back`."""
     dx, taps = np.empty(c.x_shape, dy.dtype), math.prod(c.kernel)
+    # W with reversed taps, as back's filters (group, channel, filter * taps).
     by_tap = wide(w).reshape(c.group, c.group_filters, c.group_channels, taps)[..., ::-1]
     filters = by_tap.swapaxes(1, 2).reshape(c.group, c.group_channels, -1)
     total = np.zeros(filters.swapaxes(1, 2).shape, FLOAT64)
@@ -161,6 +170,7 @@ def _gradients_of_stride_1(
 
 @quiet
 def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
+    """Return dW, summed in float64: X unfolded times dY transposed."""
     total = np.zeros((c.group, math.prod(c.w_shape[1:]), c.group_filters), FLOAT64)
     for images in _blocks(c):
         source = wide(x[images])
@@ -172,23 +182,27 @@ def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
 
 @quiet
 def _bias_gradient(dy: HostArray) -> HostArray:
+    """Return the sums of dY (N, M, ...) over all axes but the second."""
     channels = wide(dy).reshape(*dy.shape[:2], math.prod(dy.shape[2:]))
     return cast(column_sums(channels.sum(2)), dy.dtype)
 
 
 def _matrix(c: Convolution, w: HostArray) -> HostArray:
-    """W as (group, filters of a group, channels of a group * taps)."""
+    """Return W as (group, filters of a group, channels of a group * taps)."""
     return wide(w).reshape(c.group, c.group_filters, -1)
 
 
 def _blocks(c: Convolution) -> Iterator[slice]:
-    """Images, as many at a time as a piece holds, at least one."""
+    """Yield slices of images, as many at a time as a piece has room for, at least one."""
     step = max(1, _outputs_of_piece(c) // max(1, math.prod(c.output)))
     return (slice(start, start + step) for start in range(0, c.batch, step))
 
 
 def _boxes(c: Convolution) -> Iterator[Box]:
-    """The outputs of an image, as many at a time as a piece holds."""
+    """Yield boxes, a range along each axis, that make up the outputs of an image.
+
+    A box has as many outputs as a piece has room for: the last axes whole, then a part of one.
+    """
     room, ranges = _outputs_of_piece(c), []
     for extent in reversed(c.output):
         step = max(1, min(extent, room))
@@ -199,6 +213,7 @@ def _boxes(c: Convolution) -> Iterator[Box]:
 
 
 def _outputs_of_piece(c: Convolution) -> int:
+    """Return how many columns of X unfolded have about _PIECE elements."""
     return max(1, _PIECE // (c.channels * math.prod(c.kernel)))
 
 
@@ -207,15 +222,15 @@ def _slices(box: Box) -> Index:
 
 
 def _lines(c: Convolution, dy: HostArray, box: Box) -> HostArray:
-    """Gradients of some outputs of all images, a line for each filter."""
+    """Return dY of a box as (group, filters of a group, images * outputs of the box)."""
     part = dy[(_ALL, _ALL, *_slices(box))]
     return wide(part.swapaxes(0, 1)).reshape(c.group, c.group_filters, -1)
 
 
 def _unfold(c: Convolution, x: HostArray, box: Box) -> HostArray:
-    """X as (group, channels of a group * taps, outputs of a box): all that each output reads.
+    """Return X unfolded, (group, channels of a group * taps, images * outputs of the box).
 
-    Taps beside X read 0.
+    A column has all that one output reads; taps beside X read 0. A 1 x 1 kernel needs no copy.
     """
     extents = (c.channels, math.prod(c.kernel), len(x), *map(len, box))
     by_channel = x.swapaxes(0, 1)
@@ -230,7 +245,7 @@ def _unfold(c: Convolution, x: HostArray, box: Box) -> HostArray:
 
 
 def _fold(c: Convolution, columns: HostArray, dx: HostArray, box: Box) -> None:
-    """Add every column to where `_unfold` read it."""
+    """Add every column, laid out as `_unfold`'s, to the elements of dx that it would read there."""
     extents = (c.channels, math.prod(c.kernel), len(dx), *map(len, box))
     unfolded, by_channel = columns.reshape(extents), dx.swapaxes(0, 1)
     for of_columns, of_image in _taps(c, box):
@@ -253,7 +268,11 @@ def _taps(c: Convolution, box: Box) -> Iterator[tuple[Index, Index]]:
 
 
 def _overlap(part: range, stride: int, offset: int, image: int) -> tuple[slice, slice]:
-    """Where 0 <= o stride + offset < image."""
+    """Return the outputs o of `part` with 0 <= o stride + offset < image, and their elements.
+
+    Slices: places in `part`, and elements o stride + offset of the image; both empty if there are
+    none.
+    """
     first = max(part.start, -(offset // stride))
     last = min(part.stop - 1, (image - 1 - offset) // stride)
     if last < first:

@@ -18,19 +18,19 @@ NAMES = ("Conv", "ConvGrad", "ConvTranspose", "ConvTransposeGrad")
 
 
 class Call(NamedTuple):
-    """An ordinary convolution; a transposed one has the shape of its Y as X."""
+    """A sampled convolution, of each dtype; of transposed operators x is the shape of Y."""
 
     label: str
-    x: Shape
+    x: Shape  # (N, C, ...)
     filters: int
     kernel: Shape
     attributes: Mapping[str, Any] = {}
     dtypes: tuple[Dtype, ...] = FLOATS
-    offset: int = 0
+    offset: int = 0  # elements by which arrays start off a 16-byte boundary
     last: bool = False  # all arrays have their channels last
 
     def convolution(self, name: str) -> Convolution:
-        """The ordinary convolution of the operator of this name."""
+        """Return the ordinary convolution that belongs to the operator of this name."""
         w = (self.filters, self.x[1] // self.attributes.get("group", 1), *self.kernel)
         of_result = ("output_padding", "output_shape")  # of a transposed one
         ordinary = {k: v for k, v in self.attributes.items() if k not in of_result}
@@ -204,6 +204,7 @@ TRANSPOSED = (
 
 
 def normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
+    """Return an array of normally distributed numbers."""
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 
@@ -215,7 +216,10 @@ def inputs(
     bias: bool = True,
     last: bool = False,
 ) -> tuple[Any, ...]:
-    """The inputs of an operator: (X, W, B), or (dY, X, W)."""
+    """Return the inputs of an operator: (X, W, B), (X, W) without a bias, or (dY, X, W).
+
+    last: as views of arrays whose channels are last in memory.
+    """
     x, y = convolution.x_shape, convolution.y_shape
     if "Transpose" in name:
         x, y = y, x
@@ -228,7 +232,7 @@ def inputs(
 
 
 def terms(convolution: Convolution) -> int:
-    """Terms of its longest sum."""
+    """Return an upper bound of the terms in each sum of the convolution and its gradients."""
     kernel = math.prod(convolution.kernel)
     places = max(math.prod(convolution.output), math.prod(convolution.image))
     widest = max(convolution.group_channels, convolution.group_filters)
@@ -236,6 +240,7 @@ def terms(convolution: Convolution) -> int:
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator of this name: each of its calls, in each of its dtypes."""
     for call in (*CALLS, *(TRANSPOSED if "Transpose" in name else ORDINARY)):
         convolution = call.convolution(name)
         for dtype in call.dtypes:

@@ -6,19 +6,22 @@ from __future__ import annotations
 from ...declare.facts import Slot, Struct, flag, i32, i64
 from ...facts import HELD_NBYTES
 
-NBYTES = Slot(HELD_NBYTES)
-NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
-# Of scores and shares of classes that a thread has in registers: more are spilled beside addresses
-# of weights.
+NBYTES = Slot(HELD_NBYTES)  # bytes of a row of scores in a thread's registers at a time
+# Bytes of a row of log-probabilities in a thread's registers at a time, if a bias of a wider type
+# is beside them.
+NBYTES_BESIDE_WIDER = 64
+# Bytes of a row of scores and of target probabilities, together, in a thread's registers at a
+# time. More would be spilled, as addresses of weights take registers, too.
 NBYTES_OF_SHARES = 32
-MOST_SMOOTHED = 2**24  # classes, which float32 counts exactly
-REGULARIZED_THREADS = 512  # of a block at most, as capped scores take registers
-SUM_THREADS = 256
-N_SUMS = 2  # over rows, at most: of losses and of weights
+MOST_SMOOTHED = 2**24  # most classes with label smoothing: float32 counts no further exactly
+REGULARIZED_THREADS = 512  # most threads of a block that caps scores, which takes registers
+SUM_THREADS = 256  # threads of a block that sums over rows
+N_SUMS = 2  # sums over rows of a launch, at most: of losses and of weights
 
-# How labels and weights are read. Types are ONNX numbers, so that they cost no compilation.
-# `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a weight
-# for each row, not for each class.
+# How labels and weights are read. n_classes: labels are below it. ignore_index: the label of rows
+# without loss, if `ignores`. weight_type: ONNX number of the weights' type, 0 without weights;
+# known at run time, so that it costs no compilation. wide_labels: labels are int64, else int32.
+# row_weights: there is a weight for each row; else for each class.
 Rule = Struct(
     "Rule",
     n_classes=i64,

@@ -62,12 +62,12 @@ ROWS = TypeRows(
 
 
 def one_integer(value: object) -> int:
-    """An integer, also in an array or a sequence of one element."""
+    """Return an integer, which may come in an array or a sequence of one element."""
     return integer(single(value))
 
 
 def share(value: object) -> float:
-    """A number from 0 to 1."""
+    """Return an attribute's number; refuse one that is not from 0 to 1."""
     number = real(value)
     if not 0 <= number <= 1:
         raise ArgumentError(f"expected a number from 0 to 1, got {number}")
@@ -125,14 +125,17 @@ class CrossEntropyOp(Op):
     output_type: Dtype | None = None  # where there is no such attribute
 
     def rows(self, device: Device, scores: Spec) -> Rows:
+        """Return the rows of a call: lines of the scores along the axis of the classes."""
         lines = Lines.along(scores.shape, self.axis % len(scores.shape))
         out = self.output_type or scores.dtype
         return Rows(device, lines, scores.dtype, out, self.reduction)
 
     def loss(self, labels: Shape, t: Dtype) -> Spec:
+        """Return the spec of the loss; labels: their shape."""
         return Spec(labels if self.reduction == "none" else (), t)
 
     def refuse_unlike(self, name: str, spec: Spec, expected: Shape, like: str) -> None:
+        """Refuse the argument `name` of another shape; like: whose shape is expected, in words."""
         if spec.shape != expected:
             refuse(self.name, name, f"shape {expected}, as {like}", f"shape {spec.shape}")
 
@@ -158,6 +161,7 @@ class DenseOp(CrossEntropyOp):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def checked_rows(self, name: str, scores: Spec, label: Spec) -> Shape:
+        """Return the shape of the rows; refuse a scalar and a label of another shape."""
         if not scores.shape:
             refuse(self.name, name, "arrays of at least one dimension", "a scalar")
         self.refuse_unlike("label", label, scores.shape, name)
@@ -235,11 +239,11 @@ class SparseOp(CrossEntropyOp):
     ignore_index: int | None = None
 
     def ignored_label(self, *inputs: int | None) -> int | None:
-        """The label that is ignored, an input or an attribute."""
+        """Return the label that is ignored, or None; inputs: it, where it is an input."""
         return inputs[0] if inputs else self.ignore_index
 
     def check_shapes(self, scores: Spec, labels: Spec, weights: Spec | None) -> tuple[Shape, Dtype]:
-        """The shape of the rows, and the type of the outputs."""
+        """Return (shape of the rows, type of the outputs); refuse shapes that do not fit."""
         declared, label, weight = self.inputs[self.n_before : self.n_before + 3]
         rank = len(scores.shape)
         if rank < (2 if self.axis == 1 else 1):
@@ -260,10 +264,12 @@ class SparseOp(CrossEntropyOp):
     def targets(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> Targets:
+        """Return what plans take: labels with weights; ignored: as for `ignored_label`."""
         n_classes, label = scores.shape[self.axis], self.ignored_label(*ignored)
         return Targets(labels, n_classes, weights, label, row_weights=self.axis != 1)
 
     def check_values(self, *inputs: Any) -> None:
+        """Refuse labels out of range that are not ignored; inputs: all of the call's, as arrays."""
         scores, labels, _, *ignored = inputs[self.n_before :]
         n_classes, ignore = scores.shape[self.axis], self.ignored_label(*ignored)
         outside = (labels < 0) | (labels >= n_classes)
@@ -307,6 +313,7 @@ class GradientOp(SparseOp):
     def infer(
         self, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the spec of d_logits; others: (ignored label, bias) if they are declared."""
         rows, t_out = self.check_shapes(log_prob, label, weight)
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
@@ -528,6 +535,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
+        """Plan the call; others: ignored label, loss_scale, then the outputs in their order."""
         ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
@@ -621,6 +629,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         row_weights: Spec | None,
         _: Any,
     ) -> tuple[Spec, ...]:
+        """Return the specs of output, d_scores and d_target; refuse shapes that do not fit."""
         if len(scores.shape) < 2:
             refuse(self.name, "scores", SCORES.shape, f"shape {scores.shape}")
         self.refuse_unlike("target", target, scores.shape, "scores")
@@ -646,6 +655,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         gradient: Spec | None,
         of_target: Spec | None,
     ) -> Plan:
+        """Plan the call: targets without labels, and probabilities in their place."""
         rows = replace(self.rows(device, scores), t_target=target.dtype)
         classes = Targets(None, scores.shape[1], weights)
         numbers = self.label_smoothing, self.lse_square_scale, self.softcap

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Launches of cross-entropy losses and gradients over the rows of their scores."""
+"""Launches of cross-entropy losses and gradients over rows: the scores of all classes for a label.
+
+A kernel writes the loss of each row (and the gradient of the scores); for a mean or sum, a second
+launch adds the rows up (`Rows.total`).
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ from .facts import (
     Rule,
 )
 
-SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
+SUM_BLOCKS = 128  # at most, of a launch that sums over rows, each with N_SUMS partial sums
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
-ROWS_A_BLOCK = 2048  # that are worth another block
+ROWS_A_BLOCK = 2048  # of such a launch, at least
 
 LOSS = Kernels(
     short_rows="cross_entropy__loss_short_rows",
@@ -63,25 +67,25 @@ DENSE_GRADIENT = Kernels(
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels with what says how they are read: weights of classes or rows, what is ignored.
-
-    Without labels there are weights of classes alone.
-    """
+    """Labels, one a row, and what they are weighted by; without labels weights of classes alone."""
 
     labels: Spec | None
     n_classes: int
-    weights: Spec | None = None
-    ignore_index: int | None = None
-    row_weights: bool = False
+    weights: Spec | None = None  # of each class, or of each row
+    ignore_index: int | None = None  # the label of rows that do not count
+    row_weights: bool = False  # weights are of rows
 
     @property
     def are_equal(self) -> bool:
-        """True if every row has weight 1, as those without labels have."""
+        """Return True if every row has weight 1, as those without labels have."""
         return self.labels is None or (self.weights is None and self.ignore_index is None)
 
     @property
     def args(self) -> tuple[object, ...]:
-        """Kernel arguments: labels, weights and the struct Rule."""
+        """Return kernel arguments: labels, weights and the struct Rule.
+
+        An ignore_index beyond 64 bits is no label that occurs.
+        """
         ignore = self.ignore_index
         may_occur = ignore is not None and -(2**63) <= ignore < 2**63
         rule = plans.by_value(
@@ -101,71 +105,75 @@ NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 
 @dataclass(frozen=True)
 class Terms:
-    """Label smoothing, z-loss and cap, and the arrays of numbers beside the loss."""
+    """Terms of the loss beside the plain cross-entropy, and outputs that measure it."""
 
     label_smoothing: float = 0.0
-    lse_square_scale: float = 0.0
-    softcap: float = 0.0
-    z_loss: Spec | None = None
-    predicted: Spec | None = None
+    lse_square_scale: float = 0.0  # factor of the z-loss, ln(sum of e^scores)^2
+    softcap: float = 0.0  # bound of scores; 0: none
+    z_loss: Spec | None = None  # output for the z-loss
+    predicted: Spec | None = None  # output for the class with the largest score of each row
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Arguments of kernels."""
+        """Return the kernel arguments (label_smoothing, lse_square_scale, softcap)."""
         return self.label_smoothing, self.lse_square_scale, self.softcap
 
     @property
     def are_plain(self) -> bool:
-        """True if the plain kernels compute the loss."""
+        """Return True if kernels without these terms compute the loss."""
         return not any(self.numbers) and self.z_loss is None and self.predicted is None
 
 
 @dataclass(frozen=True)
 class Probabilities:
-    """Probabilities of the classes, a factor of each row, and the gradient of the first."""
+    """Targets that are probabilities of classes, not labels."""
 
-    targets: Spec | None = None
-    row_weights: Spec | None = None
-    gradient: Spec | None = None
+    targets: Spec | None = None  # of the shape of the scores
+    row_weights: Spec | None = None  # a factor of each row's loss
+    gradient: Spec | None = None  # output for the gradient of `targets`
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one call: where its arrays have them, types, how their losses are reduced."""
+    """The rows of one call, and its scratch memory; `plan` collects the launches."""
 
     device: plans.Device
-    lines: Lines
-    t: Dtype
-    t_out: Dtype
-    reduction: str
+    lines: Lines  # the rows in the array of scores
+    t: Dtype  # of the scores
+    t_out: Dtype  # of the loss and what else has the output type
+    reduction: str  # "mean", "sum" or "none"
     t_target: Dtype | None = None  # of probabilities, where it is not that of the scores
 
     @computed_once
     def scratch(self) -> plans.ScratchMemory:
-        """Scratch memory of all launches."""
+        """Return the scratch memory of all launches, the same at each access."""
         return plans.ScratchMemory()
 
     @computed_once
     def _sums(self) -> tuple[plans.Scratch, plans.Scratch]:
-        """Partial sums, and the ticket of the block that comes last."""
+        """Return scratch memory of launches that sum: partial sums, and the counter of blocks."""
         ticket = self.scratch.zeros(1, np.uint32)
         return self.scratch.take(N_SUMS * SUM_BLOCKS, FLOAT64), ticket
 
     def plan(self, *launches: plans.Launch | None) -> plans.Plan:
-        """The launches that are there."""
+        """Return the plan of the launches that are not None, in order."""
         present = tuple(launch for launch in launches if launch is not None)
         return self.scratch.plan(*present)
 
     def differ(self, targets: Targets) -> bool:
-        """Return True if the divisor is a sum of weights."""
+        """Return True if losses are divided by a sum of weights, which a launch has to compute."""
         return self.reduction == "mean" and not targets.are_equal
 
     def count(self) -> float:
-        """The divisor of losses where it is no sum of weights."""
+        """Return the divisor of losses where it is no sum of weights: the rows, or 1."""
         return float(self.lines.count) if self.reduction == "mean" else 1.0
 
     def divisor(self, targets: Targets) -> tuple[plans.Launch | None, tuple[object, object]]:
-        """The divisor of losses: in memory, by a launch of its own, or a number."""
+        """Return (launch, (memory, number)): the divisor of losses as two kernel arguments.
+
+        It is in memory, as a WeightSum that the launch writes; or memory and launch are None, and
+        it is the number.
+        """
         if not self.differ(targets):
             return None, (None, self.count())
         divisor = self.scratch.take(2, computed_in(self.t))
@@ -173,7 +181,10 @@ class Rows:
         return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
 
     def losses(self, output: Spec | None) -> tuple[Spec | None, plans.Scratch | None]:
-        """Memory for each row's loss: (output, None), or (None, what `total` sums)."""
+        """Return where kernels write each row's loss, as two arguments: one is None, or both.
+
+        (output, None) where it is not reduced, else (None, scratch memory that `total` sums).
+        """
         if output is None or self.reduction == "none":
             return output, None
         return None, self.scratch.take(self.lines.count, computed_in(self.t))
@@ -186,9 +197,10 @@ class Rows:
         *,
         are_weighted: bool = False,
     ) -> plans.Launch | None:
-        """The sum of the rows' losses times their targets' weights, divided.
+        """Return the launch of output = sum of rows' losses times weights, over the divisor.
 
-        are_weighted: the losses have been multiplied by them.
+        losses: memory with them; None: there is no launch. are_weighted: they have been multiplied
+        by their targets' weights already.
         """
         if losses is None:
             return None
@@ -211,10 +223,11 @@ class Rows:
         column_threads: int = MAX_THREADS,
         t_written: Dtype | None = None,
     ) -> plans.Launch | None:
-        """The launch of the kernel that suits the lines; None where there is no line.
+        """Return the launch of the kernel that suits the rows; None where there is no row.
 
-        read, written: the arrays that have the lines. most_threads, column_threads: of a row, and
-        of a block of columns. most_nbytes: that a thread holds of each line in registers.
+        args: all arguments but the last, which say how rows are divided. read, written: the arrays
+        with elements of the rows. most_threads, column_threads: of a row, and of a block of
+        columns. most_nbytes: bytes of registers that a thread has for what it reads of a row.
         t_written: the type of what the kernel writes or adds, by default that of the outputs.
         """
         if not self.lines.count:
@@ -230,10 +243,12 @@ class Rows:
         return self._launch(divided.kernel, divided.config, (*args, *divided.args))
 
     def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
+        """Return the launch of a kernel that sums over rows."""
         blocks = max(1, min(SUM_BLOCKS, plans.ceil_div(self.lines.count, ROWS_A_BLOCK)))
         return self._launch(symbol, plans.Config((blocks,), (SUM_THREADS,)), args)
 
     def _launch(self, symbol: str, config: plans.Config, args: tuple[object, ...]) -> plans.Launch:
+        """Return a launch, with the types that this call's kernels are compiled for."""
         binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._register_nbytes)
         if self.t_target not in (None, self.t):
             binding |= plans.slots(TTARGET=self.t_target)
@@ -241,13 +256,14 @@ class Rows:
 
     @property
     def _register_nbytes(self) -> int:
+        """Return how many bytes of a row a thread has in registers, as both types allow it."""
         return min(register_nbytes(self.device, t) for t in (self.t, self.t_out))
 
 
 def forward(
     rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Loss and log-probabilities."""
+    """Plan the loss (`output`) and log-probabilities of scores, against labels."""
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     most = ALONE_THREADS if log_prob is None and rows.lines.n_outer >= MANY_ROWS else MAX_THREADS
@@ -258,7 +274,7 @@ def forward(
 def backward(
     rows: Rows, dy: Spec, log_prob: Spec, targets: Targets, bias: Spec | None, gradient: Spec
 ) -> plans.Plan:
-    """Gradient of the scores, from that of the loss."""
+    """Plan `gradient`, that of the scores, from dy, that of the loss; a bias is added to it."""
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
     # A thread holds fewer log-probabilities in registers beside a bias of a wider type.
@@ -277,7 +293,12 @@ def both(
     terms: Terms,
     probabilities: Probabilities | None = None,
 ) -> plans.Plan:
-    """Loss and gradient of the scores; without labels, against probabilities."""
+    """Plan the loss (`output`) and the gradient of scale times it, against labels.
+
+    Without labels in `targets`, against probabilities. The kernels with shares (the probability
+    that is wanted of each class) also serve where smoothing goes with weights of classes. scale: in
+    an array, a number, or a number of each call.
+    """
     divides, divisor = rows.divisor(targets)
     losses, squares = rows.losses(output), rows.losses(terms.z_loss)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
@@ -316,7 +337,7 @@ def both(
 def dense_forward(
     rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Loss and log-probabilities, where targets are distributions."""
+    """Plan the loss (`output`) and log-probabilities, where targets are distributions."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
     launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), (log_prob,))
@@ -326,6 +347,6 @@ def dense_forward(
 def dense_backward(
     rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec
 ) -> plans.Plan:
-    """Gradient of the scores from that of the loss, where targets are distributions."""
+    """Plan the scores' gradient from dy, that of the loss, where targets are distributions."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
     return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), (gradient,)))

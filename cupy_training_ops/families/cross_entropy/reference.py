@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Cross-entropy losses and their gradients in NumPy. Formulas: `operators.py`.
 
-Rows of large arrays are computed in float32, all others in float64, and so are sums over rows.
-`check` says only what a call refuses.
+A row is the scores of all classes for one label. Elements of large arrays are computed in float32,
+of others in float64, and so are sums over rows. `check` says only what a call refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...rules.pieces import (
 from ...rules.step import number
 from ...rules.widening import cast, in_range, quiet
 
-_Pair = tuple[HostArray, HostArray]
+_Pair = tuple[HostArray, HostArray]  # loss, and log-probabilities or a gradient
 
 
 # ---- targets that are distributions --------------------------------------------------------------
@@ -34,6 +34,10 @@ _Pair = tuple[HostArray, HostArray]
 
 @quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
+    """Return (loss, log-probabilities of logits); label has a distribution for each row.
+
+    Classes are the last axis of both. The loss has shape (), or that of the rows with "none".
+    """
     log_prob, kind = np.empty(logits.shape, logits.dtype), working_type(logits)
     losses = np.empty(logits.shape[:-1], kind)
     flat, start = losses.reshape(-1, 1), 0
@@ -55,6 +59,10 @@ def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str
 def softmax_cross_entropy_grad(
     dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str
 ) -> HostArray:
+    """Return the gradient of logits, (e^log_prob - label) dY / N; N: the rows for "mean", else 1.
+
+    dy: the gradient of the loss, of one element, or of each row with "none".
+    """
     count = np.prod(log_prob.shape[:-1]) if reduction == "mean" else 1
     scale = (_slope(dy, log_prob.shape[:-1], reduction) / count).reshape(-1, 1)
     gradient, start = np.empty(log_prob.shape, log_prob.dtype), 0
@@ -80,6 +88,7 @@ def sparse_softmax_cross_entropy(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities); classes come last in logits, weight is of rows."""
     rows = _Rows(label, logits.shape[-1], None, weight)
     return rows.forward(logits, -1, reduction, logits.dtype)
 
@@ -94,6 +103,7 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
+    """Return the gradient of logits from dy, that of the loss; classes come last."""
     rows = _Rows(label, log_prob.shape[-1], None, weight)
     return rows.gradient(dy, log_prob, -1, reduction, None, log_prob.dtype)
 
@@ -107,6 +117,7 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,)."""
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, scores.dtype)
 
@@ -121,6 +132,7 @@ def softmax_cross_entropy_loss_internal(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
+    """Return (loss, log-probabilities), both of output_type; else softmax_cross_entropy_loss."""
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, output_type or scores.dtype)
 
@@ -135,6 +147,7 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None,
     check: bool,
 ) -> HostArray:
+    """Return the scores' gradient from dy, that of the loss; log_prob: (N, C, ...)."""
     return softmax_cross_entropy_loss_internal_grad(
         dy,
         log_prob,
@@ -160,6 +173,7 @@ def softmax_cross_entropy_loss_internal_grad(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
+    """Return the scores' gradient from dy, plus a bias (N, C, ...), in output_type."""
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)
 
@@ -179,6 +193,11 @@ def cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> _Pair:
+    """Return the loss of scores (N, C, ...) against labels (N, ...), and the scores' gradient.
+
+    weights: of the C classes. ignore_index: the label of rows that do not count. The gradient is
+    that of loss_scale times the loss; output_type is the loss's.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     out = output_type or scores.dtype
@@ -205,6 +224,11 @@ def measured_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
+    """Return the outputs of cross_entropy_loss_and_grad, and z_loss and predicted classes.
+
+    z_loss: the part of the loss that lse_square_scale adds. predicted: the first class with the
+    largest score, -1 in ignored rows and where softmax is NaN.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
     terms = label_smoothing, lse_square_scale, softcap
@@ -226,6 +250,11 @@ def dense_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
+    """Return the loss of scores (N, C, ...) against probabilities, their gradient and target's.
+
+    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). shares: the smoothed
+    target times weights of classes; each: these weights as (1, C, 1).
+    """
     flat, n_classes = _flat(scores), max(scores.shape[1], 1)
     each = np.ones((1, 1, 1)) if weights is None else _wide(weights).reshape(1, -1, 1)
     shares = each * ((1 - label_smoothing) * _flat(target) + label_smoothing / n_classes)
@@ -249,12 +278,15 @@ def dense_cross_entropy_loss_and_grad(
 
 
 def _flat(x: HostArray) -> HostArray:
-    """(N, C, ...) in float64 as (N, C, M)."""
+    """Return (N, C, ...) in float64 as (N, C, M)."""
     return _wide(x).reshape((*x.shape[:2], math.prod(x.shape[2:])))
 
 
 class _CappedLines:
-    """Lines (N, C, M) of capped scores in float64: their log-probabilities, and losses of them."""
+    """Capped scores (N, C, M) in float64, with lse = ln(sum of e^scores over C) and log_prob.
+
+    cap_slope: the derivative of the cap, softcap tanh(scores / softcap).
+    """
 
     def __init__(self, scores: HostArray, softcap: float) -> None:
         self.scores, self.cap_slope = scores, np.ones(())
@@ -268,7 +300,11 @@ class _CappedLines:
         self.log_prob = self.scores - self.lse
 
     def against(self, shares: HostArray, square: Any) -> tuple[HostArray, HostArray, HostArray]:
-        """Return losses against shares, square lse^2, and the gradient of the sum of both."""
+        """Return losses -sum(shares log_prob), square lse^2, and the gradient of their sum.
+
+        shares: the probability that is wanted of each class, (N, C, M). The former two are
+        (N, 1, M), the gradient, by the uncapped scores, (N, C, M).
+        """
         losses = -np.where(shares == 0, 0, shares * self.log_prob).sum(1, keepdims=True)
         squares = np.where(square == 0, 0, square * self.lse**2)
         growth = shares.sum(1, keepdims=True) + np.where(square == 0, 0, 2 * square * self.lse)
@@ -284,7 +320,14 @@ class _CappedLines:
 
 
 class _Rows:
-    """Labels that are ignored or out of range, and weights, of all rows."""
+    """The labels and weights of all rows. Arrays of the labels' shape, but for `special`:
+
+    outside   labels that are out of range
+    known     labels that are neither that nor ignored
+    classes   labels where known, else 0
+    weights   of rows: the caller's or 1 where known, 0 where ignored, 1 where outside
+    special   flat: rows whose gradient is 0 or NaN whatever it would be; empty if there are none
+    """
 
     def __init__(
         self,
@@ -297,7 +340,7 @@ class _Rows:
         self.outside = ~ignored & ((labels < 0) | (labels >= n_classes))
         self.known = ~ignored & ~self.outside
         self.classes = np.where(self.known, labels, 0).astype(np.int64)
-        self.special = np.zeros(0, bool)  # rows whose gradient is 0 or NaN whatever it would be
+        self.special = np.zeros(0, bool)
         each = 1.0 if weights is None else _wide(weights)
         self.weights = np.where(self.known, each, self.outside)
 
@@ -309,7 +352,7 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,
     ) -> _Rows:
-        """With a weight for each class."""
+        """Make the rows with a weight for each class, in place of one for each row."""
         rows = cls(labels, n_classes, ignore_index, None)
         if weights is not None and weights.size:
             rows.weights = np.where(rows.known, _wide(weights)[rows.classes], rows.weights)
@@ -317,7 +360,7 @@ class _Rows:
 
     @quiet
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
-        """Loss and log-probabilities."""
+        """Return loss and log-probabilities, in dtype `out`; axis: of the classes, 1 or -1."""
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
         log_prob, own = np.empty(scores.shape, out), []
         lines = self._lines(axis, scores, log_prob)
@@ -337,7 +380,7 @@ class _Rows:
         bias: HostArray | None,
         out: Dtype,
     ) -> HostArray:
-        """Gradient of the scores, from that of the loss."""
+        """Return the scores' gradient from dy, that of the loss, plus a bias, in dtype `out`."""
         kind = FLOAT64 if out == FLOAT64 else working_type(log_prob)
         gradient = np.empty(log_prob.shape, out)
         lines = self._lines(axis, log_prob, gradient, *([] if bias is None else [bias]))
@@ -356,7 +399,7 @@ class _Rows:
     def loss_and_gradient(
         self, dy: HostArray, scores: HostArray, axis: int, reduction: str, out: Dtype
     ) -> _Pair:
-        """Loss, and gradient of the scores, from one softmax."""
+        """Return the loss in dtype `out` and the scores' gradient, from one softmax."""
         gradient, own = np.empty(scores.shape, scores.dtype), []
         scale = self._scale(dy, reduction)
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
@@ -383,9 +426,10 @@ class _Rows:
         lse_square_scale: float,
         softcap: float,
     ) -> tuple[HostArray, ...]:
-        """Loss, gradient, z-loss and predicted classes, in float64.
+        """Return loss, gradient, z-loss and predicted classes, computed in float64.
 
-        class_weights: with which labels are smoothed; they are then in the shares of classes.
+        class_weights: where labels are smoothed with weights of classes, these are multiplied to
+        the shares of classes, and rows then have weight 1.
         """
         line, n_classes = _CappedLines(_flat(scores), softcap), max(scores.shape[1], 1)
         shares = np.full(line.scores.shape, label_smoothing / n_classes)
@@ -410,7 +454,10 @@ class _Rows:
     def _lines(
         self, axis: int, *arrays: HostArray
     ) -> Iterator[tuple[HostArray, slice, tuple[HostArray, ...]]]:
-        """Yield some lines along the axis: their classes, which rows they are, and the arrays'."""
+        """Yield some rows at a time: (classes, slice of flat rows, views of the arrays).
+
+        Views are as `pieces` has them, classes are of their shape with one element along axis 1.
+        """
         classes, start = self.classes.reshape(-1), 0
         for some in pieces(axis, *arrays):
             shape = some[0].shape
@@ -419,7 +466,7 @@ class _Rows:
             yield classes[rows].reshape(shape[0], 1, *shape[2:]), rows, some
 
     def _loss(self, own: list[HostArray], dtype: Dtype, reduction: str, out: Dtype) -> HostArray:
-        """The loss of rows whose labels have these logarithms."""
+        """Return the reduced loss; own: log-probabilities of the rows' labels, piece by piece."""
         logs = np.concatenate([each.ravel() for each in own]) if own else np.zeros(0)
         losses = in_range(-_wide(logs.reshape(self.weights.shape)), dtype)
         return self._reduced(losses, reduction, out, self.weights)
@@ -427,13 +474,16 @@ class _Rows:
     def _reduced(
         self, losses: HostArray, reduction: str, out: Dtype, of_row: HostArray
     ) -> HostArray:
-        """Reduce losses of rows times `of_row`."""
+        """Return losses of rows times `of_row` (0: 0, whatever the loss), reduced, in `out`."""
         losses = np.where(of_row == 0, 0, of_row * losses)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduce(losses, self.weights, reduction), out)
 
     def _scale(self, dy: HostArray, reduction: str, of_row: HostArray | None = None) -> HostArray:
-        """Factors of the gradients of rows, weights by default: one number if all are the same."""
+        """Return dy of_row / divisor of the rows, flat, or one number if all are the same.
+
+        of_row: the rows' weights by default. Sets `special` where some are to be 0 or NaN.
+        """
         of_row = self.weights if of_row is None else of_row
         divisor = self.weights.sum() if reduction == "mean" else 1.0
         scale = _slope(dy, self.weights.shape, reduction) * of_row / divisor
@@ -444,7 +494,7 @@ class _Rows:
         return np.where(self.outside, np.nan, np.where(zero, 0, scale)).reshape(-1)
 
     def _scaled(self, gradient: HostArray, scale: HostArray, rows: slice) -> None:
-        """Multiply lines of a gradient; those of no weight are 0, those of bad labels NaN."""
+        """Multiply rows of a gradient, in place, by scale[rows]; special ones become 0 or NaN."""
         if not gradient.size:
             return  # `scale` has no number of no rows
         if not self.special.size:
@@ -457,20 +507,23 @@ class _Rows:
 
 
 def _pick(lines: HostArray, classes: HostArray) -> HostArray:
-    """The number of each line's class; 0 of empty lines."""
+    """Return the element of each line at its class, or 0 where lines are empty."""
     if lines.shape[1] == 0:
         return np.zeros(classes.shape)
     return np.asarray(lines[_places(classes)])
 
 
 def _subtract_label(lines: HostArray, classes: HostArray) -> None:
-    """Subtract 1 from the number of each line's class."""
+    """Subtract 1 from the element of each line at its class, in place."""
     if lines.shape[1]:
         lines[_places(classes)] -= 1
 
 
 def _places(classes: HostArray) -> tuple[HostArray, ...]:
-    """Where each line has the number of its class; classes: with one element along axis 1."""
+    """Return the index, for lines along axis 1, of each line's element at its class.
+
+    classes: (n, 1) or (outer, 1, inner), for lines of (n, C) or (outer, C, inner).
+    """
     if classes.ndim == 2:
         return np.arange(len(classes))[:, None], classes
     outer, inner = np.ogrid[: len(classes), : classes.shape[2]]
@@ -482,7 +535,7 @@ def _wide(x: HostArray) -> HostArray:
 
 
 def _reduce(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
-    """Reduce weighted losses; a mean over nothing, or of weights that sum to 0, is 0."""
+    """Return weighted losses, their sum or mean; a mean of weights that sum to 0 is 0."""
     if reduction == "none":
         return losses
     divisor = weights.sum() if reduction == "mean" else 1.0
@@ -490,5 +543,5 @@ def _reduce(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
 
 
 def _slope(dy: HostArray, shape: tuple[int, ...], reduction: str) -> HostArray:
-    """The gradient of each row's loss."""
+    """Return the gradient of each row's loss, in float64: dy, repeated where losses are reduced."""
     return _wide(dy) if reduction == "none" else np.full(shape, _wide(dy).ravel()[0])

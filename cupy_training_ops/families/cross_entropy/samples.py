@@ -56,14 +56,14 @@ TERMS: tuple[dict[str, float], ...] = (
 
 @dataclass(frozen=True)
 class Form:
-    """How an operator is called."""
+    """An operator, and which inputs it takes."""
 
     name: str
-    classes_last: bool = False
-    gradient: bool = False
-    dense: bool = False
-    ignore_input: bool = False
-    has_ignore: bool = True
+    classes_last: bool = False  # classes are the last axis, not the second
+    gradient: bool = False  # takes dY and log_prob, not scores
+    dense: bool = False  # targets are distributions
+    ignore_input: bool = False  # ignore_index is an input, not an attribute
+    has_ignore: bool = True  # there is an ignore_index
 
 
 BOTH = "CrossEntropyLossAndGrad", "MeasuredCrossEntropyLossAndGrad"
@@ -83,7 +83,7 @@ FORMS = (
 
 
 def labels_of(rng: Generator, shape: Shape, n_classes: int, dtype: Any) -> Any:
-    """Classes, where there are some."""
+    """Return labels from 0 to n_classes - 1; zeros where there are no classes."""
     return rng.integers(0, max(n_classes, 1), shape).astype(dtype)
 
 
@@ -92,31 +92,32 @@ class Call:
     """One call of a form: shapes, types, and what labels and weights have in them."""
 
     form: Form
-    shape: Shape
-    t: Any = FLOAT32
-    t_out: Any = None
-    label: Any = INT64
+    shape: Shape  # of scores with classes second
+    t: Any = FLOAT32  # type of the scores
+    t_out: Any = None  # output_type
+    label: Any = INT64  # type of the labels
     reduction: str = "mean"
     weighted: bool = False
-    ignore: int | None = None
+    ignore: int | None = None  # ignore_index
     bias: bool = False
-    special: bool = False
-    terms: tuple[tuple[str, float], ...] = ()
+    special: bool = False  # labels out of range, and inf and NaN among the scores
+    terms: tuple[tuple[str, float], ...] = ()  # attributes that have other terms in the loss
     t_target: Any = None  # of probabilities beside their gradients
 
     @property
     def scores_shape(self) -> Shape:
-        """The shape of the scores: classes second, or last."""
+        """Return the shape of the scores: classes second, or last."""
         n, c, *rest = self.shape
         return (n, *rest, c) if self.form.classes_last else self.shape
 
     @property
     def rows(self) -> Shape:
-        """The shape of the labels."""
+        """Return the shape of the labels."""
         return (self.shape[0], *self.shape[2:])
 
     @property
     def attributes(self) -> dict[str, Any]:
+        """Return the operator's attributes by name."""
         values: dict[str, Any] = {"reduction": self.reduction, **dict(self.terms)}
         if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
             values["ignore_index"] = self.ignore
@@ -125,6 +126,7 @@ class Call:
         return values
 
     def make(self, rng: Generator) -> tuple[Any, ...]:
+        """Return the inputs of the operator, in their order, None for those left out."""
         scores = logits(rng, self.scores_shape, self.t)
         if self.special:
             self._make_special(rng, scores)
@@ -143,7 +145,7 @@ class Call:
         return tuple(inputs)
 
     def _dense_inputs(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
-        """Scores, probabilities, weights of classes and rows (some 0), and a scale."""
+        """Return scores, probabilities, weights of classes and rows (some 0), and a scale."""
         target = self._distribution(rng, self.t_target or self.t)
         if not self.weighted:
             return scores, target, None, None, None
@@ -152,7 +154,7 @@ class Call:
         return scores, target, self._weights(rng), of_rows, np.array([64.0], np.float32)
 
     def _first(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
-        """Scores; or the gradient of the loss and log-probabilities."""
+        """Return (scores,), or (dY, log-probabilities) of a gradient."""
         if not self.form.gradient:
             return (scores,)
         shape = self.rows if self.reduction == "none" else ()
@@ -162,13 +164,17 @@ class Call:
         return logits(rng, shape, self.t), log_prob
 
     def _make_special(self, rng: Generator, scores: Any) -> None:
-        """-inf in a row, on all of it, at its label (row 9), inf and NaN; scores are 2-D."""
+        """Put special scores into rows of a 2-D array: -inf, all -inf, inf, NaN, huge.
+
+        The label of row 9 has a score of -inf.
+        """
         scores[0, 1] = scores[9, 2] = -INF
         scores[1] = -INF
         scores[2, 3], scores[3, 4] = INF, NAN
         scores[4] = rng.choice([-1e4, 1e4], scores.shape[1]).astype(scores.dtype)
 
     def _labels(self, rng: Generator) -> Any:
+        """Return labels, some of them ignored; if `special`, four of them are out of range."""
         labels = labels_of(rng, self.rows, self.shape[1], self.label)
         if self.special:
             c, far = self.shape[1], FAR if self.label == INT64 else 2**31 - 1
@@ -180,6 +186,7 @@ class Call:
         return labels
 
     def _weights(self, rng: Generator) -> Any:
+        """Return weights of rows or classes, or None; one is 0, that of the ignored class inf."""
         if not self.weighted:
             return None
         by_row = self.form.classes_last
@@ -192,7 +199,7 @@ class Call:
         return weights.astype(self.t_out if use_out else self.t)
 
     def _distribution(self, rng: Generator, dtype: Any = None) -> Any:
-        """Rows that sum to 1, with some zeros."""
+        """Return distributions of the shape of the scores: rows that sum to 1, with some zeros."""
         target = rng.uniform(0, 1, self.scores_shape) * (rng.random(self.scores_shape) < 0.5)
         total = target.sum(-1 if self.form.classes_last else 1, keepdims=True)
         return (target / np.where(total == 0, 1, total)).astype(dtype or self.t)
@@ -205,6 +212,7 @@ def _sample(label: str, call: Call, offset: int = 0) -> Sample:
 
 
 def _samples(form: Form, number: int) -> Iterator[Sample]:
+    """Yield the samples of a form; number: its place, which picks types for each shape."""
     for i, (label, shape, ignore, offset) in enumerate(CALLS):
         used = ignore if form.has_ignore and not form.dense else None
         for j in (0, 1):
@@ -225,7 +233,7 @@ def _samples(form: Form, number: int) -> Iterator[Sample]:
 
 
 def _special_samples(form: Form) -> Iterator[Sample]:
-    """Labels out of range, rows that do not count with inf and NaN in them."""
+    """Yield samples with labels out of range, and inf and NaN in rows that do not count."""
     for reduction, ignore in itertools.product(REDUCTIONS, (None, 3)):
         if ignore is not None and not form.has_ignore:
             continue
@@ -234,7 +242,7 @@ def _special_samples(form: Form) -> Iterator[Sample]:
 
 
 def _typed_samples(form: Form) -> Iterator[Sample]:
-    """Every combination of types, weights of either, with a bias where there is one."""
+    """Yield samples of every combination of types, weights of either type, and a bias."""
     for i, (t, t_out) in enumerate(TYPES):
         for shape, weighted in (((6, 133), i % 2 == 0), ((2, 9, 70), i % 2 == 1)):
             reduction = REDUCTIONS[(i + weighted) % 3]
@@ -243,7 +251,7 @@ def _typed_samples(form: Form) -> Iterator[Sample]:
 
 
 def _regularized_samples(form: Form) -> Iterator[Sample]:
-    """Smoothed labels, z-loss and capped scores, alone and together."""
+    """Yield samples with smoothed labels, z-loss and capped scores, alone and together."""
     for i, terms in enumerate(TERMS):
         for j, (label, shape, ignore, offset) in enumerate(CALLS):
             if (i + j) % 3:
@@ -259,7 +267,7 @@ def _regularized_samples(form: Form) -> Iterator[Sample]:
 
 
 def _probability_samples(form: Form) -> Iterator[Sample]:
-    """Probabilities of either type, smoothed, with a z-loss and caps."""
+    """Yield samples with probabilities of either type, smoothed, with a z-loss and caps."""
     types = (
         *((t, t, t) for t in FLOATS),
         *((t, t, FLOAT32) for t in (FLOAT16, BFLOAT16)),

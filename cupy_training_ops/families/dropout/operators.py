@@ -33,12 +33,16 @@ BIT_DOC = "bit i % 32 of word i / 32 stands for element i"
 
 
 def bitmask(shape: Shape) -> Spec:
-    """A bit for each element of an array."""
+    """Return the spec of a mask with a bit for each element of `shape`: 32 in a uint32 word."""
     return Spec((ceil_div(math.prod(shape), WORD_BITS),), WORD)
 
 
 class _Elementwise(Drawing):
-    """A forward whose last inputs are ratio, training_mode and state."""
+    """Base of forwards, y = f(data), whose last inputs are ratio, training_mode and state.
+
+    `kernel` takes the arrays, the options of `elementwise`, and what Launches.draw_arguments gives.
+    `has_bits`: the mask has a bit for an element, in place of a bool.
+    """
 
     ratio_at, training_at, trains = -3, -2, False
     kernel: ClassVar[str]
@@ -46,10 +50,12 @@ class _Elementwise(Drawing):
     has_tiles: ClassVar[bool] = True  # whether blocks of its kernel take some
 
     def infer(self, data: Spec, *others: object) -> tuple[Spec, ...]:
+        """Return the specs of output and mask: bools of data's shape, or bits."""
         mask = bitmask(data.shape) if self.has_bits else Spec(data.shape, BOOL)
         return Spec(data.shape, data.dtype), mask
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
+        """Plan one launch from data to output and mask; specs: other inputs, then outputs."""
         *_, state, output, mask = specs
         return self.elementwise(device, (data, *specs), (data, output, mask), state)
 
@@ -61,7 +67,11 @@ class _Elementwise(Drawing):
         state: State,
         *options: object,
     ) -> Plan:
-        """The launch of this operator's kernel; a state in memory goes on."""
+        """Plan one launch of `kernel`, and one that adds 1 to the offset of a state in memory.
+
+        specs: all inputs and outputs of the call. arrays: those that the kernel takes, in order.
+        options: the kernel's scalars before those of the draw.
+        """
         launches = self.launches(device, specs)
         options = (*options, *launches.draw_arguments(state))
         launched = launches.by_tiles if self.has_tiles else launches.elementwise
@@ -113,9 +123,10 @@ class BitmaskDropout(_Elementwise):
 
 
 class _Biased(_Elementwise):
-    """Dropout of a sum."""
+    """Base of dropout(data + bias) + residual."""
 
     def infer(self, data: Spec, *others: Any) -> tuple[Spec, ...]:
+        """Check the shapes of bias and residual; return the specs of output and mask."""
         bias, residual = others[:2]
         if bias.shape not in (data.shape, data.shape[-1:]):
             expected = f"shape {data.shape[-1:]} or {data.shape}, data's last extent or its shape"
@@ -126,6 +137,7 @@ class _Biased(_Elementwise):
         return super().infer(data)
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
+        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it."""
         bias, residual = specs[:2]
         *_, state, output, mask = specs
         arrays = (data, bias, residual, output, mask)
@@ -199,6 +211,7 @@ class BiasSoftmaxDropout(Drawing):
     ratio_at = -2
 
     def infer(self, data: Spec, bias: Spec, *others: object) -> tuple[Spec, ...]:
+        """Check axis and bias; return the specs of dropout_output, mask and softmax_output."""
         axis = from_front(self.name, self.axis, len(data.shape))
         if not _fits(bias.shape, data.shape, axis, self.is_inner_broadcast):
             which = "last" if self.is_inner_broadcast else "first"
@@ -208,11 +221,12 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
-        """One launch by lines: softmax of data + bias, then dropout of each element."""
+        """Plan one launch over rows: softmax of data + bias, then dropout of each element."""
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
-        n_bias = bias.size // lines.length
+        n_bias = bias.size // lines.length  # rows of the bias
+        # Row r of data takes row r / shared of the bias (inner), or row r % shared.
         shared = divisor(lines.n_outer // n_bias if self.is_inner_broadcast else n_bias)
         options = (shared, self.is_inner_broadcast, *launches.draw_arguments(state))
         launch = launches.over_lines(
@@ -227,19 +241,24 @@ class BiasSoftmaxDropout(Drawing):
 
 
 def _fits(bias: Shape, data: Shape, axis: int, inner: bool) -> bool:
-    """Return True if a bias broadcasts, over neighbouring rows or over all rows together."""
+    """Return True if a bias of shape `bias` broadcasts to shape `data` as kernels expect it.
+
+    A row is the extents from `axis` (counted from the front) on. Before it, the bias's extents of 1
+    are the last ones where `inner` is set, else the first: for data (3, 4, 5) and axis 2, (3, 1, 5)
+    is an inner one, (1, 4, 5) another.
+    """
     if len(bias) > len(data):
         return False
     padded = (1,) * (len(data) - len(bias)) + bias
     before = [(b, d) for b, d in zip(padded[:axis], data[:axis], strict=True) if d != 1]
     repeats = [b != d for b, d in before]
-    ordered = sorted(repeats, reverse=not inner)
+    ordered = sorted(repeats, reverse=not inner)  # inner: False, then True
     broadcasts = all(b in (1, d) for b, d in zip(padded, data, strict=True))
     return broadcasts and padded[axis:] == data[axis:] and repeats == ordered
 
 
 def _rows(shape: Shape, axis: int) -> Lines:
-    """Rows of a shape: everything from the axis on is one."""
+    """Return the rows of an array of `shape`, where all extents from `axis` on make one row."""
     axis %= len(shape)
     return Lines(math.prod(shape[:axis]), math.prod(shape[axis:]), 1)
 
@@ -249,7 +268,7 @@ DX = Output("dx", "T", may_alias=("dy",), shape="shape of dy")
 
 
 class _Gradient(WithRatio):
-    """A gradient whose last inputs are ratio and training_mode."""
+    """Base of gradients whose inputs are dy, mask, ratio and training_mode."""
 
     ratio_at, training_at = -2, -1
     kernel: ClassVar[str]
@@ -258,16 +277,18 @@ class _Gradient(WithRatio):
     bitwise_exact = True
 
     def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
+        """Return the spec of dx; refuse a mask of the wrong size."""
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")
         return (Spec(dy.shape, dy.dtype),)
 
     def mask_size(self, dy: Spec) -> tuple[int, str]:
-        """How many elements a mask has, and what they are."""
+        """Return the elements that a mask of `dy` must have, and words for them in an error."""
         return dy.size, "elements, as many as dy has"
 
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
+        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all."""
         launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
         return Plan((launches.elementwise(self.kernel, arrays, *options),))
@@ -336,6 +357,7 @@ class SoftmaxDropoutGrad(WithRatio):
     ratio_at = -1
 
     def infer(self, dy: Spec, mask: Spec, y: Spec, ratio: object) -> tuple[Spec, ...]:
+        """Check axis, mask and softmax_y; return the spec of dx."""
         from_front(self.name, self.axis, len(dy.shape))
         for name, spec in (("mask", mask), ("softmax_y", y)):
             if spec.shape != dy.shape:
@@ -343,7 +365,7 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
-        """One launch by lines: dropout backwards, then softmax backwards."""
+        """Plan one launch over rows: dropout backwards, then softmax backwards."""
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

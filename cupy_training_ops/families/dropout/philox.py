@@ -16,17 +16,20 @@ PIECE = 2**16  # elements whose words stay in the cache between draw and use
 
 
 def keep_threshold(ratio: float) -> int:
-    """An element is kept if its word is below (1 - ratio) 2^32; this is the largest such word."""
+    """Return the largest word (random uint32) that keeps its element: below (1 - ratio) 2^32."""
     return 2**32 - 1 - int(ratio * 2.0**32)
 
 
 def dropout_scale(ratio: float, t: Dtype) -> np.floating:
-    """The factor of kept elements, 1 / (1 - ratio), in the type that is computed in."""
+    """Return the factor of kept elements, 1 / (1 - ratio), in the accumulator's type of `t`."""
     return round_number(1 / (1 - ratio), t)
 
 
 def keep_masks(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
-    """The masks of n elements, piece by piece: word <= keep_threshold(ratio)."""
+    """Yield the mask of n elements in pieces: a slice of them, and their bools, True where kept.
+
+    state: seed and offset of the Philox generator, whose word i decides over element i.
+    """
     largest = keep_threshold(ratio)
     for start in range(0, n, PIECE):
         stop = min(n, start + PIECE)

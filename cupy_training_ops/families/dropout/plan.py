@@ -48,7 +48,7 @@ Arrays = tuple[Spec | None, ...]
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of one call, which share the device, the type of the elements and the ratio."""
+    """Plans launches of one call, which share the device, the dtype `t` and the ratio."""
 
     device: Device
     t: Dtype
@@ -56,20 +56,23 @@ class Launches:
 
     @property
     def scale(self) -> object:
-        """The factor of kept elements, 1 / (1 - ratio)."""
+        """Return the factor of kept elements, 1 / (1 - ratio)."""
         return self._of_ratio(partial(dropout_scale, t=self.t))
 
     @property
     def keeps_all(self) -> object:
-        """True if there is nothing to drop, whatever a mask says."""
+        """Return True (or a Changing) for ratio 0: nothing is dropped, whatever a mask says."""
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
+        """Plan a launch of `symbol`: a thread has NBYTES bytes of arrays[0]."""
         return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """An `elementwise` launch whose blocks take several tiles of short elements."""
+        """Plan a launch as `elementwise`, but with MOST_TILES tiles a block for 16-bit elements.
+
+        A tile is what a block takes there. The kernel gets tiles a block before the options.
+        """
         launch = self.elementwise(symbol, arrays)
         (n_tiles,) = launch.config.grid
         most = MOST_TILES if self.t.itemsize < WIDE_NBYTES else 1
@@ -86,9 +89,10 @@ class Launches:
         fits: bool,
         most: int,
     ) -> Launch:
-        """A kernel of algorithm/lines.cuh, with at most so many threads where lines are rows.
+        """Plan a launch of one of `kernels`, by how `lines` are divided (algorithm/lines.cuh).
 
-        fits: whether rows of all arrays start at the same alignment.
+        It takes arrays, options, and the lines' extents. fits: True if a row starts at the same
+        address modulo 16 in all arrays. most: threads for one row at most.
         """
         nbytes, itemsize = register_nbytes(self.device, self.t), self.t.itemsize
         registers = Registers(nbytes, N_HELD, itemsize, VEC_NBYTES // itemsize, N_HELD, most)
@@ -98,24 +102,25 @@ class Launches:
         return Launch(divided.kernel, divided.config, args, self._slots)
 
     def draw_arguments(self, state: State) -> tuple[object, ...]:
-        """Arguments of a kernel that draws: the state, the largest word that keeps, the scale."""
+        """Return a kernel's last arguments: state, largest word that keeps an element, scale."""
         return state, self._of_ratio(philox.keep_threshold), self.scale
 
     def then_advance(self, launch: Launch, state: State) -> Plan:
-        """The launch, and behind it one that advances a state in memory."""
+        """Plan the launch, then one that adds 1 to the offset of a state array if ratio > 0."""
         if isinstance(state, Changing):
-            return Plan((launch,))
+            return Plan((launch,))  # numbers of the call
         by = self._of_ratio(lambda ratio: int(ratio > 0))
         config = Config((1,), (1,))
         return Plan((launch, Launch("dropout__advance", config, (state, by), self._slots)))
 
     def _of_ratio(self, function: Function) -> object:
+        """Return function(ratio), or a Changing that is it at each call."""
         ratio = self.ratio
         return ratio.then(function) if isinstance(ratio, Changing) else function(ratio)
 
     @property
     def _slots(self) -> dict[str, str]:
-        """Slots of all kernels, the same for each, so that a type is compiled once."""
+        """Return the macros that kernels are compiled with, the same for all of one type."""
         return type_slots(self.t) | {"LINE_NBYTES": str(register_nbytes(self.device, self.t))}
 
 
@@ -181,15 +186,15 @@ SEED = attribute(
 
 
 class WithRatio(Op):
-    """Base of all: a ratio, and whether it is applied."""
+    """Base of operators with a ratio, which training_mode may turn off."""
 
     types: ClassVar[Types] = {"T": FLOATS}
     ratio_at: ClassVar[int]  # its place among the inputs, from the end
     training_at: ClassVar[int | None] = None
-    trains: ClassVar[bool] = True  # where nothing is said
+    trains: ClassVar[bool] = True  # training_mode where it is left out
 
     def ratio(self, inputs: Sequence[Any]) -> Any:
-        """The ratio that is applied: 0 where the operator is the identity."""
+        """Return the ratio to drop with: 0 where training_mode (of `inputs`) turns dropout off."""
         training = None if self.training_at is None else inputs[self.training_at]
         if not (self.trains if training is None else training):
             return 0.0
@@ -197,11 +202,12 @@ class WithRatio(Op):
         return DEFAULT_RATIO if ratio is None else ratio
 
     def launches(self, device: Device, specs: Sequence[Any]) -> Launches:
-        """Launches of a call with these inputs and outputs, the first of type T."""
+        """Return the Launches of a call; specs: its inputs and outputs, the first of type T."""
         return Launches(device, specs[0].dtype, self.ratio(specs[: len(self.inputs)]))
 
 
-_of_process = 0  # part of keys that the system gave: a forked child draws words of its own
+# XORed into keys that the system gave: a forked child would draw what its parent draws.
+_of_process = 0
 
 
 def _draw_for_child() -> None:
@@ -213,15 +219,16 @@ os.register_at_fork(after_in_child=_draw_for_child)
 
 
 class Drawing(WithRatio):
-    """Base of operators that draw: an instance numbers its draws, where the caller passes no state.
+    """Base of operators that draw random words from a state (seed, offset).
 
-    As a function with a seed it always draws with offset 0.
+    Where the caller passes none, an instance supplies one, with offsets 0, 1, 2, ... at its calls;
+    as a function with a seed it always supplies offset 0.
     """
 
     seed = SEED
     _key: int
-    _first: tuple[int, int]  # the state of what draws nothing, or always the same
-    _offsets: Iterator[int] | None  # of a function with a seed none
+    _first: tuple[int, int]  # (key, 0): state of calls that draw nothing, or always the same
+    _offsets: Iterator[int] | None  # of the next calls; None of a function with a seed
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -230,15 +237,18 @@ class Drawing(WithRatio):
 
     @classmethod
     def to_share(cls, **attributes: object) -> Self:
+        """Make the instance of the function form, whose offset is always 0 if it has a seed."""
         op = super().to_share(**attributes)
         if op.seed is not None:
             vars(op).update(_offsets=None)
         return op
 
     def supply_always(self) -> object:
+        """Return the state where all calls get the same one, else None."""
         return self._first if self._offsets is None else None
 
     def supply(self, *inputs: Any) -> tuple[int, int]:
+        """Return the state (seed, offset) of a call whose inputs hold none."""
         if self._offsets is None or not self.ratio(inputs) > 0:
             return self._first
         key = self._key ^ _of_process if self.seed is None else self._key

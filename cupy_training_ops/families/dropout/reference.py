@@ -17,14 +17,14 @@ from ..softmax import reference as softmax
 from . import philox
 from .philox import DEFAULT_RATIO, dropout_scale
 
-# Two numbers, or an array of them, of which the offset goes on. None draws as the function does.
+# Seed and offset as a tuple, or as an array, whose offset a draw raises by 1. None: (seed, 0).
 State = Any
 _Pair = tuple[HostArray, HostArray]
 Given = ParamSpec("Given")
 
 
 def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
-    """The function with its mask packed to bits: y, mask become y, packed mask."""
+    """Return `function`, which gives (y, mask of bools), so that it packs the mask to uint32."""
 
     @functools.wraps(function)
     def in_bits(*inputs: Given.args, **attributes: Given.kwargs) -> _Pair:
@@ -43,7 +43,7 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """mask * data / (1 - ratio), and the mask."""
+    """Return mask * data / (1 - ratio), and the mask of bools."""
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
     return _rounded(values, data.dtype), mask
 
@@ -62,7 +62,7 @@ def bias_dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """dropout(data + bias) + residual, and the mask."""
+    """Return dropout(data + bias) + residual, and the mask of bools."""
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
     return _rounded(values if residual is None else values + wide(residual), data.dtype), mask
@@ -82,7 +82,7 @@ def bias_softmax_dropout(
     is_inner_broadcast: bool,  # noqa: ARG001 - says which shapes a bias may have
     seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """dropout(p), the mask, and p = softmax(data + bias) over the dimensions from `axis` on."""
+    """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on."""
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
@@ -98,7 +98,7 @@ def dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """mask * dY / (1 - ratio)."""
+    """Return mask * dy / (1 - ratio), where the mask may have any shape of as many elements."""
     applied = _ratio(ratio, training_mode is not False)
     return _rounded(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
@@ -109,7 +109,7 @@ def bitmask_dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """dropout_grad with a mask of one bit an element, the lowest first."""
+    """Return dropout_grad; bit i % 32 of the mask's word i / 32 stands for element i."""
     bits = np.unpackbits(mask.ravel().view(np.uint8), bitorder="little", count=dy.size)
     return dropout_grad(dy, bits.view(np.bool_), ratio, training_mode)
 
@@ -118,27 +118,35 @@ def bitmask_dropout_grad(
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:
+    """Return the gradient of p -> dropout(p), p = softmax(x) = softmax_y, by x."""
     g = _through(dy.astype(FLOAT64), mask, _ratio(ratio, True), dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
 
 
 def _rounded(x: HostArray, dtype: Dtype) -> HostArray:
+    """Return x in `dtype`: itself where it has that, else a rounded copy."""
     return x if x.dtype == dtype else cast(x, dtype)
 
 
 def _ratio(ratio: float | None, training: bool) -> float:
-    """The ratio that elements are dropped with; 0 without training, where nothing is dropped."""
+    """Return the ratio to drop with: 0.5 where it is None; 0 without training."""
     return (DEFAULT_RATIO if ratio is None else ratio) if training else 0.0
 
 
 def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None) -> _Pair:
-    """total / (1 - ratio) where the mask is True, else 0; and the mask."""
+    """Draw a mask; return total / (1 - ratio) where it is True, else 0; and the mask.
+
+    data: the operator's input, whose shape the mask has and whose dtype decides the rounding.
+    """
     mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
 
 
 def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
-    """The mask of kept elements; at ratio 0 all are, and a state stays as it is."""
+    """Draw the mask of x's shape, True where kept; add 1 to the offset of a state in an array.
+
+    At ratio 0 all are kept, and the state stays as it is.
+    """
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:
         start = ((seed or 0) % 2**64, 0) if state is None else state
@@ -151,7 +159,9 @@ def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArr
 
 
 def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> HostArray:
-    """x scaled where the mask is True, else 0; at ratio 0 x, whatever the mask says.
+    """Return x / (1 - ratio) where the mask is True, else 0; at ratio 0 x, whatever the mask.
+
+    like: has the operator's dtype, by which the factor is rounded.
 
     Bits are multiplied by 0 or 1: NaN and infinities give 0, too, and np.where takes six times as
     long where nothing is alike.
@@ -168,6 +178,6 @@ def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> Ho
 
 
 def _pack_bits(mask: HostArray) -> HostArray:
-    """A bit for each element, those past the last 0."""
+    """Return the mask as uint32 words: bit i % 32 of word i / 32 is element i, the rest 0."""
     bits = np.packbits(mask, axis=None, bitorder="little")
     return np.pad(bits, (0, -bits.size % 4)).view(np.uint32)

@@ -22,7 +22,10 @@ NEAR_1 = 1 - 2.0**-24
 
 @dataclass(frozen=True)
 class Call:
-    """An element-wise call. `row`: the bias is one; `moving`: the state is an array."""
+    """An element-wise call. `offset`: elements that arrays begin off alignment.
+
+    `row`: the bias has one row of data's. `moving`: the state is an array.
+    """
 
     label: str
     shape: Shape
@@ -50,7 +53,10 @@ CALLS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """A call over rows: the shape of the data, that of a bias, where rows begin."""
+    """A call over rows: shapes of data and bias, and the `axis` that rows begin at.
+
+    `inner`: is_inner_broadcast. Others as in Call.
+    """
 
     label: str
     shape: Shape
@@ -80,13 +86,13 @@ ROWS = (
 
 
 def state(call: Call | Rows) -> Any:
-    """Numbers, or an array whose offset goes on."""
+    """Return the state (seed, offset): a tuple, or an array that the call raises the offset of."""
     numbers = call.seed, OFFSET
     return np.array(numbers, np.uint64) if call.moving else numbers
 
 
 def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Normal numbers, and special ones in front where there is room."""
+    """Return random normal numbers; SPECIALS come first in arrays of more than 64 elements."""
     x = np.asarray(rng.standard_normal(shape)).astype(dtype)
     if x.size > 8 * len(SPECIALS):
         with np.errstate(over="ignore"):
@@ -95,7 +101,7 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Inputs of an element-wise operator."""
+    """Return the inputs of the element-wise operator `name`; a gradient's with a drawn mask."""
     x = values(rng, call.shape, dtype)
     if name.endswith("Grad"):
         forward = cpu.bitmask_dropout if name.startswith("Bit") else cpu.dropout
@@ -109,7 +115,7 @@ def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]
 
 
 def of_rows(rng: Generator, name: str, call: Rows, dtype: Any) -> tuple[Any, ...]:
-    """Inputs of an operator over rows; the gradient's with the softmax of something."""
+    """Return the inputs of the operator `name` over rows; a gradient's with a forward's outputs."""
     x = rng.standard_normal(call.shape).astype(dtype)
     bias = rng.standard_normal(call.bias).astype(dtype)
     if name == "BiasSoftmaxDropout":
@@ -122,13 +128,14 @@ def of_rows(rng: Generator, name: str, call: Rows, dtype: Any) -> tuple[Any, ...
 
 
 def _special_rows(rng: Generator, dtype: Any) -> tuple[Any, ...]:
-    """A bias of -inf for some elements, for a whole row; NaN and inf in others."""
+    """Return inputs whose bias is -inf for row 0 and a part of row 1; data has NaN and inf."""
     x, bias = (2 * rng.standard_normal((5, 67)) for _ in range(2))
     bias[0], bias[1, 3:40], x[2, 5], x[3, 66] = -np.inf, -np.inf, np.nan, np.inf
     return x.astype(dtype), bias.astype(dtype), 0.5, (SEED, OFFSET)
 
 
 def _elementwise(name: str, number: int) -> Iterator[Sample]:
+    """Yield samples: an ordinary one of each dtype; CALLS of dtypes in turn, from `number` on."""
     for dtype in FLOATS:
         make = partial(inputs, name=name, call=Call("ordinary", (16, 64)), dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make)
@@ -139,7 +146,7 @@ def _elementwise(name: str, number: int) -> Iterator[Sample]:
 
 
 def _over_rows(name: str, number: int) -> Iterator[Sample]:
-    """Yield samples of an operator over rows: ordinary ones of each type, other shapes of one."""
+    """Yield samples: an ordinary one of each dtype; ROWS of dtypes in turn, from `number` on."""
     for dtype in FLOATS:
         call = Rows("ordinary", (16, 64), (16, 64))
         make = partial(of_rows, name=name, call=call, dtype=dtype)
@@ -156,6 +163,7 @@ def _over_rows(name: str, number: int) -> Iterator[Sample]:
 
 
 def _attributes(name: str, call: Rows) -> dict[str, Any]:
+    """Return axis, and is_inner_broadcast for the operator that has it."""
     bias = {"is_inner_broadcast": call.inner} if name.startswith("Bias") else {}
     return {"axis": call.axis, **bias}
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from ...declare.facts import Slot, Struct, i32, i64, u32
 from ...facts import ELEMENTWISE_NBYTES, ELEMENTWISE_THREADS, Divisor
 
-THREADS = ELEMENTWISE_THREADS
-NBYTES = Slot(ELEMENTWISE_NBYTES)
-MAX_DIMENSIONS = 32
+THREADS = ELEMENTWISE_THREADS  # threads of a block
+NBYTES = Slot(ELEMENTWISE_NBYTES)  # bytes of each array that a thread loads together
+MAX_DIMENSIONS = 32  # most dimensions of dY, after those that are broadcast alike are merged
 
-# dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of its
-# gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
+# dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of
+# its gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
 # which are numbered along `inner` first, inner_spans of them. `lanes` threads add up one span.
 OuterMiddleInner = Struct(
     "OuterMiddleInner",
@@ -25,9 +25,9 @@ OuterMiddleInner = Struct(
     lanes=u32,
 )
 
-# n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from the
-# outermost to the innermost. dy, a, b: elements from one index to the next in each array, 0 where
-# the array is repeated.
+# n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from
+# the outermost to the innermost. extent: divisors by their extents. dy, a, b: elements from one
+# index to the next in each array, 0 where the array is repeated.
 Broadcast = Struct(
     "Broadcast",
     extent=Divisor[MAX_DIMENSIONS],

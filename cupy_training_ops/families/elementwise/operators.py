@@ -88,6 +88,7 @@ class ScaleInPlace(ElementwiseOp):
     tiles: ClassVar[Tiles] = None
 
     def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+        """Return the spec of output, that of input; refuse a factor of several elements."""
         x, factor = inputs
         if factor.size != 1:
             refuse(self.name, "factor", "one element", f"shape {factor.shape}")
@@ -152,11 +153,13 @@ class ScaledSum(ElementwiseOp):
     scale_2 = attribute(optional(real), None)
 
     def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
+        """Refuse an input_2 without a scale_2; return the spec of output."""
         if inputs[2] is not None and self.scale_2 is None:
             refuse(self.name, "scale_2", "a number, because there is an input_2", "None")
         return super().infer(*inputs)
 
     def options(self, *inputs: object) -> tuple[Number, ...]:
+        """Return the three scales; of an absent input_2 -0.0."""
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2
@@ -188,12 +191,14 @@ class FakeQuant(ElementwiseOp):
     quant_max = attribute(limit, 255)
 
     def __init__(self, **attributes: object) -> None:
+        """Refuse a quant_max below quant_min."""
         super().__init__(**attributes)
         if self.quant_min > self.quant_max:
             expected = f"at least quant_min, {self.quant_min}"
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
     def check_numbers(self, *inputs: Any) -> None:
+        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded."""
         scale = round_number(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:
@@ -257,6 +262,10 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
+        """Check that A and B broadcast to dY's shape; return the specs of dA and dB.
+
+        More than MAX_DIMENSIONS dimensions may do, if neighbours broadcast alike and are merged.
+        """
         shape = broadcast(a.shape, b.shape)
         if shape is None:
             refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Launches of DivGrad; the kernels of A and B that broadcast are in elementwise/div_grad.cuh.
 
-Neighbouring dimensions that the same operands have are planned as one. What is summed is divided
-into chunks; each gives a row of partial sums, and a second launch adds the rows up.
+Neighbouring dimensions that the same operands have are planned as one. The elements that a sum is
+over are divided into chunks; each gives a row of partial sums, as long as the gradient, and a
+second launch adds the rows up. A packet is 16 bytes of elements, or one element where arrays or
+rows are not aligned; the part is the operand, "A" or "B", that lacks dimensions of the result.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SECTOR = 8  # floats that are read at once: fewer columns a block, and so more b
 
 
 class Dimension(NamedTuple):
-    """A dimension of the result; an operand that lacks it is repeated along it."""
+    """A dimension of the result, and which operands have it; one that lacks it is repeated."""
 
     extent: int
     in_a: bool
@@ -43,7 +45,7 @@ class Dimension(NamedTuple):
 
 
 def broadcast(a: Shape, b: Shape) -> Shape | None:
-    """The shape that a and b broadcast to, of any rank; None where they do not fit together."""
+    """Return the shape that a and b broadcast to, of any rank; None if they do not broadcast."""
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
     if any(p != q and 1 not in (p, q) for p, q in pairs):
         return None
@@ -51,7 +53,10 @@ def broadcast(a: Shape, b: Shape) -> Shape | None:
 
 
 def dimensions(a: Shape, b: Shape) -> list[Dimension]:
-    """The dimensions of a and b broadcast together, outermost first; none has extent 1."""
+    """Return the dimensions of the result, outermost first: no extent 1, neighbours alike merged.
+
+    (4, 5, 1, 3) and (6, 3): [(20, in A alone), (6, in B alone), (3, in both)].
+    """
     extents = reversed(list(zip_longest(reversed(a), reversed(b), fillvalue=1)))
     rows = [(p if q == 1 else q, p != 1, q != 1) for p, q in extents if (p, q) != (1, 1)]
     return [
@@ -61,10 +66,10 @@ def dimensions(a: Shape, b: Shape) -> list[Dimension]:
 
 
 def outer_middle_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
-    """(outer, middle, inner): extents of the result, where `part` has the middle dimensions alone.
+    """Return the result's extents as (outer, middle, inner), of which `part` has the middle alone.
 
-    part: the operand "A" or "B". None if the other operand does not have all dimensions, or the
-    part's do not lie side by side.
+    A (30, 264) and B (30, 1): part "B" gives (1, 30, 264). None if the other operand does not have
+    all dimensions, or the part's do not lie side by side.
     """
     if not all(d.in_a if part == "B" else d.in_b for d in dims):
         return None
@@ -78,7 +83,7 @@ def outer_middle_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, 
 
 
 def strides(dims: Sequence[Dimension], has: Sequence[bool]) -> list[int]:
-    """Elements from one index to the next in an operand, 0 along what it lacks."""
+    """Return an operand's stride in elements for each of `dims`, 0 where `has` is False."""
     strides_from_last, step = [], 1
     for dimension, there in zip(reversed(dims), reversed(has), strict=True):
         strides_from_last.append(step if there else 0)
@@ -90,7 +95,7 @@ def strides(dims: Sequence[Dimension], has: Sequence[bool]) -> list[int]:
 
 
 class Arrays(NamedTuple):
-    """A kernel's first parameters; a gradient that is not wanted is None."""
+    """The call's arrays in the order of the kernels; a gradient that is not wanted is None."""
 
     dy: Spec
     a: Spec
@@ -103,18 +108,21 @@ class Arrays(NamedTuple):
         return self.dy.dtype
 
     def whole_and_part(self, part: str) -> tuple[Spec | None, ...]:
-        """dY, the operand with every dimension, the other one, the first one's gradient."""
+        """Return dY, the operand with every dimension, the other one, and the first one's gradient.
+
+        part: "A" or "B", the other one, which lacks dimensions.
+        """
         if part == "B":
             return (self.dy, self.a, self.b, self.da)
         return (self.dy, self.b, self.a, self.db)
 
     def d_part(self, part: str) -> Spec | None:
-        """The gradient of the operand that lacks dimensions."""
+        """Return the gradient of operand `part`, "A" or "B", None if it is not wanted."""
         return self.db if part == "B" else self.da
 
 
 def plan_gradients(arrays: Arrays) -> Plan:
-    """The wanted gradients."""
+    """Plan the wanted gradients, with the simplest kernel that fits how A and B broadcast."""
     a, b = arrays.a, arrays.b
     if a.size == b.size == arrays.dy.size:
         return Plan((streaming_launch("div_grad", arrays),))
@@ -127,7 +135,10 @@ def plan_gradients(arrays: Arrays) -> Plan:
 
 
 def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
-    """One operand has every dimension, the part only the middle one of `form`."""
+    """Plan both gradients where one operand lacks dimensions, the other one none.
+
+    part: the first one, "A" or "B". form: (outer, middle, inner), of which it has the middle.
+    """
     outer, middle, inner = form
     row = middle if inner == 1 else inner
     aligned = all(spec.aligned for spec in arrays if spec is not None)
@@ -139,7 +150,7 @@ def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
 
 
 def _general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
-    """A launch for each gradient, and one that adds up partial sums where it has chunks.
+    """Plan a launch for each gradient, and one that adds up its partial sums, if there are any.
 
     Both gradients have their partial sums in the same place, one after the other.
     """
@@ -150,7 +161,11 @@ def _general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
 
 
 def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> Plan:
-    """The part is one row: blocks as wide as the row, up to their limit."""
+    """Plan gradients where dY is (rows, columns) and the part one row of it.
+
+    A block has x threads along a row, a packet each, and y along the rows; it adds up `rows_each`
+    rows to y rows of partial sums. width: elements of a packet.
+    """
     t, d_part = arrays.t, arrays.d_part(part)
     packets = ceil_div(columns, width)
     x = min(THREADS, _power_of_2(packets))
@@ -168,7 +183,12 @@ def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> 
 
 
 def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> Plan:
-    """A part that is one dimension with others inside it: a group of lanes sums along those."""
+    """Plan gradients where dY is (outer, middle, inner) and the part has `middle`.
+
+    For each of its elements, `chunks` groups of `lanes` threads add up outer_each times inner_each
+    elements, one partial sum each; with one chunk the group writes the gradient. width: elements of
+    a packet.
+    """
     (outer, middle, inner), t, d_part = form, arrays.t, arrays.d_part(part)
     packets = ceil_div(inner, width)
     lanes = min(WARP, _power_of_2(packets))
@@ -197,16 +217,17 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
 
 
 def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
-    """The gradient of A (of_a) or B, where both may be broadcast along any dimensions.
+    """Plan the gradient `spec` of A (of_a) or B, where both may be repeated along any dimensions.
 
-    Lanes of a group follow the last dimension of dY, whether the gradient has it or it is summed.
+    A group of `lanes` threads adds up `each` elements of one sum; it is one thread if the gradient
+    has dY's last dimension, so that neighbouring threads always read neighbouring elements.
     """
     t = arrays.t
     has = [d.in_a if of_a else d.in_b for d in dims]
     summed = math.prod(d.extent for d, there in zip(dims, has, strict=True) if not there)
     lanes = 1 if has[-1] else min(WARP, _power_of_2(summed))
-    tasks = THREADS * BLOCKS // lanes
-    most = max(1, min(tasks // spec.size, ceil_div(summed, lanes * PACKETS)))
+    tasks = THREADS * BLOCKS // lanes  # groups, each for a chunk of a sum
+    most = max(1, min(tasks // spec.size, ceil_div(summed, lanes * PACKETS)))  # chunks
     each = max(1, ceil_div(summed, most))
     chunks = max(1, ceil_div(summed, each))
     scratch = ScratchMemory()
@@ -219,7 +240,10 @@ def _gradient(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool)
 
 
 def _dimensions(dims: Sequence[Dimension], has: Sequence[bool]) -> np.void:
-    """The struct Broadcast: the dimensions that the gradient has, then those that are summed."""
+    """Return the struct Broadcast: dimensions that the gradient has first, then those summed.
+
+    has: for each of `dims`, True if the gradient has it.
+    """
     order = sorted(range(len(dims)), key=lambda i: not has[i])
     steps = {
         "dy": strides(dims, (True,) * len(dims)),
@@ -236,7 +260,7 @@ def _dimensions(dims: Sequence[Dimension], has: Sequence[bool]) -> np.void:
 def _finish(
     partials: Scratch | None, total: Spec | None, rows: int, columns: int, t: Dtype
 ) -> list[Launch]:
-    """The launch that adds up the rows of partial sums, if there are any."""
+    """Plan the sum of `rows` rows of `columns` partial sums to `total`; [] without partials."""
     if partials is None:
         return []
     least = min(SECTOR, _power_of_2(columns))
@@ -247,5 +271,5 @@ def _finish(
 
 
 def _power_of_2(n: int) -> int:
-    """The smallest power of 2 that is not below n."""
+    """Return the smallest power of 2 that is at least n."""
     return 1 << max(0, n - 1).bit_length()

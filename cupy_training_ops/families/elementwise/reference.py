@@ -10,11 +10,12 @@ from ...rules.widening import cast, quiet, round_number, wide
 
 
 def _scale(x: HostArray, scale: float) -> HostArray:
+    """Return x scale, in float32, or float64 for float64."""
     return np.asarray(wide(x) * scale)
 
 
 def _sum_like(x: HostArray, like: HostArray) -> HostArray:
-    """x summed over the dimensions that `like` is repeated along, in float64, in its shape."""
+    """Return x summed in float64 to the shape of `like`, which broadcasts to x's; like's dtype."""
     if x.size == like.size:  # a sum that begins with 0 would lose the sign of -0.0
         return x.reshape(like.shape).astype(like.dtype)
     lead = x.ndim - like.ndim
@@ -31,6 +32,7 @@ def scale(input_: HostArray, scale: float, *, scale_down: bool) -> HostArray:
 
 @quiet
 def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
+    """Return input_ times the one element of `factor`."""
     return np.asarray(wide(input_) * wide(factor).reshape(())).astype(input_.dtype)
 
 
@@ -38,6 +40,7 @@ def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
 def batch_scale(
     input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:
+    """Return input_ scale_i for each i, None for a scale_2 that is None."""
     scales = (scale_0, scale_1, scale_2)
     return tuple(None if s is None else _scale(input_, s).astype(input_.dtype) for s in scales)
 
@@ -52,7 +55,7 @@ def scaled_sum(
     scale_1: float,
     scale_2: float | None,
 ) -> HostArray:
-    """input_0 scale_0 + input_1 scale_1, and + input_2 scale_2 where it is there."""
+    """Return input_0 scale_0 + input_1 scale_1, and + input_2 scale_2 if there is one."""
     total = _scale(input_0, scale_0) + _scale(input_1, scale_1)
     if input_2 is not None and scale_2 is not None:
         total = total + _scale(input_2, scale_2)
@@ -63,7 +66,10 @@ def scaled_sum(
 def fake_quant(
     input_: HostArray, scale: float, zero_point: float, *, quant_min: int, quant_max: int
 ) -> tuple[HostArray, HostArray]:
-    """(clip(q, quant_min, quant_max) - zero_point) scale, q = round(X / scale) + zero_point."""
+    """Return (clip(q, quant_min, quant_max) - zero_point) scale, and the mask q is in range.
+
+    q = round(X / scale) + zero_point.
+    """
     least, most = (round_number(bound, input_.dtype) for bound in (quant_min, quant_max))
     q = np.rint(wide(input_) / scale) + zero_point
     output = (np.clip(q, least, most) - zero_point) * scale
@@ -82,5 +88,6 @@ def is_finite(x: HostArray) -> HostArray:
 
 @quiet
 def div_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
+    """Return dA and dB of A / B, summed over the dimensions that A or B is repeated along."""
     by_a = wide(dy) / wide(b)
     return _sum_like(by_a, a), _sum_like(-by_a * (wide(a) / wide(b)), b)

@@ -19,6 +19,7 @@ SPECIALS = np.array(
 )
 
 SCALES = {"scale_0": 0.3, "scale_1": -2.5, "scale_2": 1.1}
+# Inputs behind the arrays.
 HOSTS: dict[str, tuple[Any, ...]] = {
     "Scale": (np.array([0.3]),),
     "ScaleInPlace": (np.array([0.3], FLOAT32),),
@@ -49,24 +50,25 @@ BROADCASTS: tuple[tuple[str, Shape, Shape], ...] = (
 
 
 def _value(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Normal numbers of at least 0.2 in magnitude, or bools."""
+    """Return random normal numbers moved away from 0 by 0.2; random bools for bool."""
     x = np.asarray(rng.standard_normal(shape))
     return x > 0 if dtype == BOOL else (x + np.copysign(0.2, x)).astype(dtype)
 
 
 def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Return the inputs of the operator `name`: random arrays of `shape`, then HOSTS[name]."""
     arrays = _array_inputs(name)
     values = [_value(rng, shape, BOOL if i.type == "bool" else dtype) for i in arrays]
     return (*values, *HOSTS.get(name, ()))
 
 
 def _array_inputs(name: str) -> list[Input]:
-    """The inputs that have an element for each of the output's."""
+    """Return the inputs that have the output's shape."""
     return [i for i in OPS[name].inputs if i.memory == "device" and i.shape != "one element"]
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Special numbers in each input in turn, ordinary ones in the others; several blocks."""
+    """Return inputs as _arrays: row i of array i is SPECIALS, all other rows are random."""
     n_arrays = len(_array_inputs(name))
     values = _arrays(rng, name, (n_arrays, SPECIALS.size), dtype)
     with np.errstate(over="ignore"):
@@ -77,25 +79,27 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
 
 
 def _broadcast(rng: Generator, a: Shape, b: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Return random dY, A and B of DivGrad, for shapes a and b."""
     shapes = (np.broadcast_shapes(a, b), a, b)
     return tuple(_value(rng, shape, dtype) for shape in shapes)
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Samples of both gradients, which are sums along the axes that A or B lacks."""
+    """Return how far dA and dB may be off by rounding of sums; inputs: dY, A and B."""
     dy, a, b = (x.astype(np.float64) for x in inputs)
     terms = dy / b, dy * a / b**2
     return tuple(_of_summed(*pair, inputs[0].dtype) for pair in zip(terms, (a, b), strict=True))
 
 
 def _of_summed(terms: Any, like: Any, dtype: Any) -> Any:
+    """Return tolerances of `terms` summed to the shape of `like`; 0.0 if nothing is summed."""
     shape = (1,) * (terms.ndim - like.ndim) + like.shape
     axes = tuple(i for i, n in enumerate(shape) if n != terms.shape[i])
     return rounding_of_sums(terms, axes, dtype).reshape(like.shape) if axes else 0.0
 
 
 def _division() -> Iterator[Sample]:
-    """Broadcast A and B, each way round in one dtype; one shape of each kind in every dtype."""
+    """Yield samples of DivGrad: BROADCASTS each way round, dtypes in turn; misaligned ones."""
     for i, (label, a, b) in enumerate(BROADCASTS):
         for turned in (False, True):
             make = partial(_broadcast, a=b if turned else a, b=a if turned else b)
@@ -111,15 +115,17 @@ def _division() -> Iterator[Sample]:
 
 
 def _first(rng: Generator, make: Callable[..., Sequence[Any]], n: int) -> Sequence[Any]:
+    """Return the first n of the inputs that `make` makes."""
     return make(rng)[:n]
 
 
 def _by_one(rng: Generator, make: Callable[..., Sequence[Any]]) -> Sequence[Any]:
+    """Return ScaleInPlace's inputs with a factor of 1."""
     return make(rng)[0], np.ones(1, FLOAT32)
 
 
 def _extra() -> Iterator[Sample]:
-    """Yield samples that declarations do not tell: optional inputs, attributes, broadcasting."""
+    """Yield samples with optional inputs left out, with other attributes, and DivGrad's."""
     two = {name: SCALES[name] for name in ("scale_0", "scale_1")}
     both = partial(_arrays, name="ScaledSum", shape=(7, 31), dtype=FLOAT16)
     yield Sample("ScaledSum", "float16-two", partial(_first, make=both, n=2), two)

@@ -5,61 +5,73 @@ from __future__ import annotations
 
 from ...declare.facts import Struct, i32, i64
 
-THREADS = 256
-MAX_DIMS = 32
-ATOMIC_ITEMS = 4  # additions of one thread, its loads in flight together
-STRIP_COLUMNS = 32
-ZERO_VECS = 4  # stores of one thread
-ROUND_NBYTES = 64  # of sums that one thread rounds
-FANOUT = 32  # entries of a node of partial sums, and nodes of one above
-LONG_ROW = 16  # entries from which on a row may be an item of its own
-SORT_THREADS = 512
-RADIX = SORT_THREADS  # digits at most: a thread looks after one of them
-STARTS_ROWS = 4096  # keys whose starts a block finds
-# Entries of a sort's tile that one thread moves, by the bytes of a key. Few are ranked sooner; a
-# long sort takes as many as shared memory holds, so that more entries with one digit are written
-# together.
+THREADS = 256  # threads of a block, where no other number is declared below
+MAX_DIMS = 32  # most indices of a tuple of GatherND, and dimensions of dX in GatherElements
+ATOMIC_ITEMS = 4  # elements that a thread adds atomically; their loads are in flight together
+STRIP_COLUMNS = 32  # columns of a strip of dY that a block adds atomically
+ZERO_VECS = 4  # vectors of 16 bytes that a thread sets to zero
+ROUND_NBYTES = 64  # bytes of sums that a thread rounds
+FANOUT = 32  # sorted entries of a node of level 1 of the tree of sums; nodes of a node above
+LONG_ROW = 16  # entries from which on a row of dX is summed by threads of its own
+
+# ---- sort by key of entries (key: a row of dX; position: its slice of dY), digit by digit ----
+SORT_THREADS = 512  # threads of a block that sorts
+RADIX = SORT_THREADS  # most values of a digit: a thread has the counter of one of them
+STARTS_ROWS = 4096  # keys for which a block finds the first of the sorted entries with the key
+# Entries of a block's tile for each thread, by the bytes of a key, in a sort of few entries.
 SHORT_ITEMS = {4: 2, 8: 3}
+# Entries of a block's tile for each thread, by the bytes of a key, in a sort of many entries: as
+# many as shared memory has room for, so that more entries with one digit are written side by side.
 LONG_ITEMS = {4: 6, 8: 3}
-ALONE_THREADS = 1024  # of a block that sorts alone, in one launch
-ALONE_ROWS = 4  # entries of each of them at most
+ALONE_THREADS = 1024  # threads of a block that sorts all entries alone, in one launch
+ALONE_ROWS = 4  # most entries of each thread of such a block
 
-COLUMNS = 16  # of a block that sorts columns, a warp each
-TILE_ROWS = 256  # that it sorts at a time
-RUN = 4  # entries of a tile and a bucket come in whole runs of so many
-BUCKETS = 32  # of a column: a lane looks after each
-BUCKET_ROWS = 2048  # rows of dX whose sums shared memory has
-PADDED_ROWS = BUCKET_ROWS + 4  # sums of neighbouring columns in other banks of shared memory
-SUM_COLUMNS = 8  # of a block that sums buckets, a warp each
+# ---- GatherElements along an axis before the last, where elements stay in their column ----
+COLUMNS = 16  # columns of dY of a block that moves elements to buckets, a warp each
+TILE_ROWS = 256  # rows of dY that such a warp moves at a time
+RUN = 4  # entries of a run: what a tile gives to a bucket is filled up to whole runs
+BUCKETS = 32  # most buckets of a column: each lane of a warp counts the elements of one
+BUCKET_ROWS = 2048  # rows of a column of dX in a bucket, whose sums are in shared memory
+# Sums from a column to the next in shared memory: 4 more than rows, so that rows of neighbouring
+# columns are in different banks.
+PADDED_ROWS = BUCKET_ROWS + 4
+SUM_COLUMNS = 8  # columns of a block that sums buckets, a warp each
 
-# Slices of dY and rows of dX in a batch, and the elements of each of them.
+# A batch of dY is n_slices slices, a batch of dX n_rows rows, each of `width` elements.
 Sizes = Struct("Sizes", n_slices=i64, n_rows=i64, width=i64)
 
-# How batches of n items of `width` columns meet a grid. A block takes y items and some columns;
-# grid x counts the items of `fold` batches and for each the `column_blocks` blocks that share its
-# columns, grid z the folds. fold n fits into 32 bits, or fold is 1.
+# How n_batches batches of n items (nodes or rows, with columns) are divided among a grid. A block
+# has blockDim.y items and one of column_blocks parts of their columns. gridDim.x blocks have the
+# items of `fold` batches, and those of the same items are neighbours; blockIdx.z counts such
+# groups of batches. fold * n fits into 32 bits, or fold is 1.
 Items = Struct("Items", n_batches=i64, n=i64, fold=i64, column_blocks=i64)
 
-# One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
-# this level's begin and those of the level below.
+# One level l of the tree of sums: a node is `unit` = FANOUT^l sorted entries. Of the `total` sums
+# of a batch, of all levels, this level's begin at number `begin`, those of the level below at
+# begin_below.
 Level = Struct("Level", unit=i64, begin=i64, begin_below=i64, total=i64)
 
-# The level above one whose blocks sum it, too, as soon as all children of a node are there: its n
-# nodes, none where that level has a launch of its own.
+# The level above, whose nodes are summed in the same launch, each as soon as all its children are:
+# n nodes, whose sums begin at number `begin`. n is 0 if that level has a launch of its own.
 Parents = Struct("Parents", n=i64, begin=i64)
 
-# One digit of the keys of n entries; each of the `blocks` has `span` of them, whole tiles.
+# A pass of the sort, by one digit of the keys of n entries: the `bits` bits of a key from bit
+# `shift` on. Each of `blocks` blocks has `span` entries, whole tiles.
 Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32, blocks=i64)
 
-# All digits, `width` bits each, of the keys of n entries, of which a thread has `rows`.
+# A sort of n entries by one block: by the lower `bits` bits of a key, in digits of `width` bits. A
+# thread has `rows` entries.
 AllDigits = Struct("AllDigits", n=i32, rows=i32, bits=i32, width=i32)
 
-# An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
+# Indices of GatherND: per_batch tuples in each batch, each of `count` indices into the dimensions
+# of X after the batch's, of these extents; entries after the first `count` are zeros.
 Tuples = Struct("Tuples", count=i64, per_batch=i64, extents=i64[MAX_DIMS])
 
-# An element of GatherElements keeps its coordinates except the one on the axis, which has `extent`
-# and `stride` in dX. The dimensions of the indices are coalesced: the last one has `columns`
-# elements, those before it have `extents`; their strides are those in dX, 0 on the axis.
+# Where GatherElements' gradient adds an element of dY: at the same coordinates of dX, except on
+# the axis, which has `extent` and `stride` in dX. The other strides are in dX, too, and 0 on the
+# axis. Dimensions of dY are merged where possible: the last has `columns` elements, column_stride
+# apart in dX, the n_outer ones before it `extents` and `strides`; entries after the first n_outer
+# are zeros. All strides count elements of dX, or its rows if columns are sorted (ColumnSort).
 Lines = Struct(
     "Lines",
     extent=i64,
@@ -71,6 +83,6 @@ Lines = Struct(
     strides=i64[MAX_DIMS],
 )
 
-# Elements of dY that stay in their column, of which `spans` blocks have `span` rows each; a column
-# has room for `capacity` entries.
+# dY as a matrix of rows x columns, whose elements stay in their column of dX. A column is divided
+# among `spans` blocks, `span` rows each, and has room for `capacity` entries in scratch memory.
 ColumnSort = Struct("ColumnSort", columns=i64, rows=i32, span=i32, spans=i32, capacity=i32)

@@ -45,10 +45,9 @@ CHECK = attribute(
 
 
 class _GatherGradient(Op):
-    """A gradient of gathered slices: attributes, the check of indices, the choice of a plan.
+    """Base of gradients that add slices of dY to the rows of dX that the indices name.
 
-    Each says which row of dX a slice of dY is added to: a batch has K slices and G rows, W elements
-    each.
+    A batch has K slices and G rows, W elements each.
     """
 
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
@@ -64,7 +63,7 @@ class _GatherGradient(Op):
             refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
 
     def choose_plan(self, scatter: Scatter) -> Plan:
-        """Zeros where there are no slices, one launch for few; else sorted or with atomics."""
+        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics."""
         if scatter.sizes.K == 0:
             scatter.zero(scatter.dx, scatter.dx.dtype)
             return scatter.plan()
@@ -99,6 +98,7 @@ class GatherGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, dy: Spec) -> tuple[Spec, ...]:
+        """Return the spec of dX, of `shape`; refuse another dY than Gather gives."""
         axis = from_front(self.name, self.axis, len(shape))
         expected = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
         if dy.shape != expected:
@@ -108,6 +108,7 @@ class GatherGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, dy: Spec, dx: Spec
     ) -> Plan:
+        """Plan with dimensions before the axis as batches, and those after it as one width."""
         axis = self.axis % len(shape)
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         sizes = Sizes(before, indices.size, shape[axis], after)
@@ -143,6 +144,7 @@ class GatherNDGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
+        """Check batch_dims and the shapes of indices and update; return the spec of output."""
         b, rank = self.batch_dims, len(indices.shape)
         if not 0 <= b < max(len(shape), 1):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
@@ -162,7 +164,7 @@ class GatherNDGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
     ) -> Plan:
-        """Add slices of `update` to rows of output; a row is named by k indices after the batch."""
+        """Plan with all batches as one, whose rows are named by batch and k indices."""
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
@@ -173,6 +175,7 @@ class GatherNDGrad(_GatherGradient):
         return self.choose_plan(Scatter(self, device, sizes, indices, update, output, target))
 
     def check_values(self, *inputs: Any) -> None:
+        """Refuse numbers of index tuples that are out of range for their dimension."""
         shape, indices, _ = inputs
         for j in range(indices.shape[-1]):
             extent = shape[self.batch_dims + j]
@@ -204,6 +207,7 @@ class GatherElementsGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
+        """Check axis and indices, at most as long as X off the axis; return the spec of dX."""
         axis = from_front(self.name, self.axis, len(shape))
         if len(shape) > MAX_DIMS:
             refuse(self.name, "shape", f"at most {MAX_DIMS} dimensions", str(len(shape)))
@@ -236,7 +240,12 @@ class GatherElementsGrad(_GatherGradient):
         return add_columns(scatter, columns)
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
-        """Atomic additions in the order of dY; strip by strip where columns go to columns."""
+        """Plan atomic additions of dY's elements, in the order of dY.
+
+        columns: extent of the indices' last coalesced dimension, whose elements lie `stride` apart
+        in dX (0 on the axis). Unless they are few or on the axis, a block takes STRIP_COLUMNS of
+        them in several rows.
+        """
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
             return scatter.atomic(scatter.kernels.atomic, one_each(n, THREADS * items), n)
@@ -251,7 +260,11 @@ class GatherElementsGrad(_GatherGradient):
 
 
 def coalesce(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:
-    """The indices' dimensions as (extent, stride in X; 0 on the axis), merged where they can be."""
+    """Return the indices' dimensions as (extent, stride in X in elements, 0 on the axis).
+
+    Neighbours that can be walked as one are merged, extents of 1 left out: indices (2, 3, 4) of X
+    (5, 3, 4) on axis 0 give [(2, 0), (12, 1)].
+    """
     merged: list[tuple[int, int]] = []
     for d, extent in enumerate(indices):
         stride = 0 if d == axis else math.prod(shape[d + 1 :])
@@ -267,7 +280,11 @@ def coalesce(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> lis
 def columns_of(
     scatter: Scatter, shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]
 ) -> Columns | None:
-    """Rows and columns where an element's column is known, whatever the indices are."""
+    """Return how to see dY and dX as rows and columns, where elements stay in their column.
+
+    dims: coalesced indices. dX has rows of the fewest elements that an index or an outer dimension
+    steps over. None if neighbours in the indices' last dimension are none in dX.
+    """
     (n, stride), outer = dims[-1], dims[:-1]
     if stride != 1:
         return None
@@ -277,7 +294,7 @@ def columns_of(
 
 
 def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
-    """The kernels' struct Lines of coalesced dimensions, whose strides are counted in `unit`."""
+    """Return the struct Lines of coalesced `dims`; strides count `unit` elements of dX."""
     *outer, (n, column_stride) = dims
     return by_value(
         Lines,
@@ -292,7 +309,7 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: 
 
 
 def table(values: Sequence[int]) -> HostArray:
-    """MAX_DIMS integers for the kernels' structs, zeros behind `values`."""
+    """Return `values` padded with zeros to MAX_DIMS int64, as the kernels' structs take them."""
     padded = np.zeros(MAX_DIMS, np.int64)
     padded[: len(values)] = values
     return padded

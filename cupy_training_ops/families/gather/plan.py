@@ -67,7 +67,11 @@ MAX_OF_BUCKET = 2**14  # rows of dY a bucket, which a warp adds up one after the
 
 
 class Kernels(NamedTuple):
-    """Kernels of one operator, which compute a slice's row from its indices; others are shared."""
+    """Names of one operator's kernels, which compute a slice's row of dX from its indices.
+
+    few: adds without a sort. keys: makes sort entries, and counts of their first digit. sort: makes
+    and sorts all entries in one block. atomic: adds with atomics.
+    """
 
     few: str
     keys: str
@@ -168,7 +172,7 @@ def are_few(sizes: Sizes) -> bool:
 def sums_parents(sizes: Sizes, runs: int) -> bool:
     """Return True if one launch sums two levels: its last block of a parent adds the parent.
 
-    Needs one batch, and at most FANOUT nodes a block.
+    Needs one batch, and at most FANOUT nodes a block. runs: packets of a slice.
     """
     return sizes.B == 1 and items_grid(1, 1, runs, 1)[0].block[1] <= FANOUT
 
@@ -176,7 +180,7 @@ def sums_parents(sizes: Sizes, runs: int) -> bool:
 def alone_nbytes(rows: int) -> int:
     """Return the shared memory of a block that sorts all entries, `rows` of them a thread.
 
-    It has counts of digits by warp and in all, two buffers of entries, and ranks.
+    It has counts of digits by warp (2 bytes) and in all (4), two buffers of entries (8), ranks (2).
     """
     warps = facts.ALONE_THREADS // WARP
     counts = 2 * warps * facts.RADIX + 4 * (facts.RADIX + warps)
@@ -192,7 +196,8 @@ def packet_size(width: int, dy: Spec, dx: Spec) -> int:
 def items_grid(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
     """Return a grid and its struct Items for n items in each batch, of `runs` packets each.
 
-    A thread has `packets` packets of one item, neighbouring threads (lanes) share it.
+    A thread has `packets` packets of one item, neighbouring threads (lanes) share it. `fold`
+    batches lie along grid x, so that item numbers fit into 32 bits; the rest along grid z.
     """
     lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
@@ -214,7 +219,10 @@ def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
 
 @dataclass
 class Scatter:
-    """Builder of one call's plan, which collects launches. target: arguments with the indices."""
+    """Builder of one call's plan, which collects launches.
+
+    An entry of a sort is (row of dX, slice number), two keys of sizes.key.
+    """
 
     op: Op
     device: Device
@@ -222,11 +230,12 @@ class Scatter:
     index: Spec
     dy: Spec
     dx: Spec
-    target: tuple[object, ...]  # the arguments that say where a slice goes
+    target: tuple[object, ...]  # kernels' first arguments: indices, and how they name a row of dX
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Set `acc`, the type of sums, and `slots`, the macros that kernels are compiled with."""
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
@@ -248,7 +257,7 @@ class Scatter:
 
     @property
     def is_carried(self) -> bool:
-        """Return True if the sort carries slices, elements that fit in place of their positions."""
+        """Return True if entries have a slice itself (one element) in place of its number."""
         return (
             self.sizes.B == self.sizes.W == 1 and self.dy.dtype.itemsize <= self.sizes.key.itemsize
         )
@@ -263,7 +272,7 @@ class Scatter:
         return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
-        """Launch zeros into `target`, of dX's shape and this dtype."""
+        """Plan zeros into `target`, which has dX's shape and this dtype."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
@@ -280,6 +289,7 @@ class Scatter:
         """Plan a sort by row and sums in that order; deterministic."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
+        # Where each row's entries start is found by an own launch, or by blocks of sum_nodes.
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
         counts = levels(s.K, FANOUT)
         if many or not counts:
@@ -293,7 +303,7 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> Scratch:
-        """Launch a stable sort of the (row, slice) entries by row; return them."""
+        """Plan a stable sort of the (row, slice) entries by row; return them."""
         rows = ceil_div(self.sizes.K, facts.ALONE_THREADS)
         fits = alone_nbytes(rows) <= self.device.max_shared_nbytes
         if rows <= facts.ALONE_ROWS and fits and self.sizes.key.itemsize == 4:
@@ -301,7 +311,7 @@ class Scatter:
         return self.sort_by_passes()
 
     def sort_at_once(self, rows: int) -> Scratch:
-        """Sort in one launch, by one block."""
+        """Plan a sort by one block, `rows` entries a thread; return the sorted entries."""
         n, bits = self.sizes.K, self.sizes.G.bit_length()
         entries = self.scratch.take(2 * n, self.sizes.key)
         width = digits(self.sizes.G, n, MAX_DIGIT_BITS)[0].bits
@@ -313,11 +323,15 @@ class Scatter:
         return entries
 
     def sort_by_passes(self) -> Scratch:
-        """Sort by two launches for each digit: count its values by block, then scatter entries."""
+        """Plan a radix sort, two kernels a digit; return the sorted entries.
+
+        The first counts a digit's values by block, the second moves entries to another buffer.
+        """
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         items = facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS
         tile = SORT_THREADS * items[key.itemsize]
+        # Entries of a block: whole tiles, so many that SORT_BLOCKS a multiprocessor suffice.
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
@@ -344,16 +358,17 @@ class Scatter:
         sums: Scratch,
         n_starts: int,
     ) -> None:
-        """Launch partial sums level by level.
+        """Plan partial sums level by level: counts[i] nodes of FANOUT^(i+1) sorted entries each.
 
         The first `n_starts` blocks of the first launch write `starts`, the first entry of each row.
+        sums: room for n_sums(counts) sums of W elements in each batch.
         """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         symbol = "gather__sum_nodes" if self.packet > 1 else "gather__sum_nodes__scalar"
         merged = len(counts) > 1 and sums_parents(s, runs)
         for i, count in enumerate(counts):
-            if merged and i == 1:
+            if merged and i == 1:  # the launch of level 0 has summed it
                 continue
             config, items = items_grid(s.B, count, runs, 1)
             first = n_starts if i == 0 else 0
@@ -386,11 +401,11 @@ class Scatter:
         starts: Scratch,
         sums: Scratch,
     ) -> None:
-        """Launch the sums of all rows of dX, from partial sums and single entries."""
+        """Plan the sums of all rows of dX, from partial sums and single entries."""
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
+        n_long = ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0  # long rows, at most
         config, items = items_grid(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         numbers = rows, n_sums(counts), len(counts), n_long
@@ -404,7 +419,10 @@ class Scatter:
         return self.atomic(self.kernels.atomic, config, items, s.argument)
 
     def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
-        """Plan zeros, a kernel's atomic additions, and rounding if sums are wider than dX."""
+        """Plan zeros, then `symbol`, which adds dY atomically, then rounding if sums are wider.
+
+        args: the kernel's last arguments, behind target, dY and the sums.
+        """
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
         self.launch(symbol, config, *self.target, self.dy, sums, *args)
@@ -434,7 +452,7 @@ class Columns:
 
 
 def sums_nbytes(scatter: Scatter) -> int:
-    """Return the shared memory for the sums of a block's buckets, one in each of its columns."""
+    """Return the bytes of shared memory for a block's sums: a bucket of each of its columns."""
     return SUM_COLUMNS * PADDED_ROWS * scatter.acc.itemsize
 
 
@@ -454,13 +472,15 @@ def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:
 def add_columns(scatter: Scatter, columns: Columns) -> Plan:
     """Plan counts, a move to buckets and sums, column by column; deterministic.
 
-    Entries of each column are sorted by bucket only; a warp then adds a bucket's in their order.
+    A bucket is BUCKET_ROWS rows of dX. Entries (row, element) of each column are sorted by bucket
+    only; a warp then adds a bucket's in their order.
     columns: dY as R rows of C columns, dX as G rows of W.
     """
     strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)
     span = align_up(ceil_div(columns.R, blocks), TILE_ROWS)
     spans = ceil_div(columns.R, span)
+    # Each tile fills its part of each bucket up to a multiple of RUN entries.
     completed = (RUN - 1) * columns.buckets * ceil_div(columns.R, TILE_ROWS)
     capacity = align_up(columns.R + completed, RUN)
     fields = {"rows": columns.R, "columns": columns.C, "span": span, "spans": spans}

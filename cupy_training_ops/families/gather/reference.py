@@ -26,7 +26,7 @@ def gather_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
-    """dX[:, indices[k]] += dY[:, k] along the axis, in float64."""
+    """Return dX of `shape`: dX[:, indices[k]] += dY[:, k] along the axis, in float64."""
     axis %= len(shape)
     rows, inside = _wrap(indices.ravel(), shape[axis])
     batches, width = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -46,13 +46,13 @@ def gather_nd_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
-    """dX[batch, *indices[k]] += update[k], in float64."""
+    """Return dX of `shape`: dX[batch, *indices[k]] += update[k], in float64."""
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
     tuples, exists = _wrap(indices.reshape(-1, k), np.array(index_shape))
     inside = np.all(exists, axis=-1)
     per_batch = math.prod(indices.shape[batch_dims:-1])
-    rows = np.arange(len(tuples)) // max(per_batch, 1)
+    rows = np.arange(len(tuples)) // max(per_batch, 1)  # the batch, then the flat slice number
     for j, extent in enumerate(index_shape):
         rows = rows * extent + tuples[:, j]
     width = math.prod(shape[batch_dims + k :])
@@ -72,7 +72,7 @@ def gather_elements_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
-    """dX[..., indices[k], ...] += dY[k]: coordinates of k, but the index along the axis."""
+    """Return dX of `shape`: dX[..., indices[k], ...] += dY[k], with k's other coordinates."""
     axis %= len(shape)
     places, inside = _wrap(indices, shape[axis])
     coordinates: list[HostArray] = list(np.indices(indices.shape, sparse=True))
@@ -84,7 +84,7 @@ def gather_elements_grad(
 
 
 def _wrap(indices: HostArray, extent: int | HostArray) -> tuple[HostArray, HostArray]:
-    """Indices counted from the front, and which of them exist."""
+    """Return indices as int64 counted from the front, and a mask of those in range."""
     wide = indices.astype(np.int64)
     front = np.where(wide < 0, wide + extent, wide)
     return front, (front >= 0) & (front < extent)

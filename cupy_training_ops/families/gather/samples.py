@@ -17,7 +17,7 @@ INT32 = np.dtype(np.int32)
 
 
 class Case(NamedTuple):
-    """One call's shapes: of X, and of the indices; `attributes` hold axis or batch_dims."""
+    """One call: shapes of X and the indices; `offset`: elements that arrays are off alignment."""
 
     label: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     offset: int = 0
 
 
-# The first four run with every type combination.
+# The first ON_EVERY_TYPE run with every type combination.
 GATHER: tuple[Case, ...] = (
     Case("ordinary", (40, 64), (100,)),
     Case("odd", (3, 47, 15), (4, 9), {"axis": 1}),
@@ -86,7 +86,10 @@ ON_EVERY_TYPE = 4
 
 
 def _indices(rng: Generator, shape: tuple[int, ...], extent: Any, dtype: Any) -> Any:
-    """Indices with duplicates, about half of them negative, a few out of range."""
+    """Return random indices into `extent`: about half are negative, 3% out of range.
+
+    extent: a number, or an array with one for each entry of the last axis.
+    """
     extent = np.maximum(extent, 1)
     indices = rng.integers(-extent, extent, shape)
     out_of_range = rng.random(shape) < 0.03
@@ -94,11 +97,12 @@ def _indices(rng: Generator, shape: tuple[int, ...], extent: Any, dtype: Any) ->
 
 
 def _values(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Normal values, so that few sums are large."""
+    """Return random normal numbers."""
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 
 def _gather(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
+    """Return GatherGrad's inputs; dtype: of dY, index: of the indices."""
     axis = case.attributes.get("axis", 0) % len(case.shape)
     indices = _indices(rng, case.indices, case.shape[axis], index)
     dy = _values(rng, (*case.shape[:axis], *case.indices, *case.shape[axis + 1 :]), dtype)
@@ -106,17 +110,20 @@ def _gather(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ..
 
 
 def _gather_nd(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
+    """Return GatherNDGrad's inputs; dtype: of update, index: of the indices."""
     b, k = case.attributes.get("batch_dims", 0), case.indices[-1]
     indices = _indices(rng, case.indices, np.array(case.shape[b : b + k]), index)
     return case.shape, indices, _values(rng, case.indices[:-1] + case.shape[b + k :], dtype)
 
 
 def _gather_elements(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
+    """Return GatherElementsGrad's inputs; dtype: of dY, index: of the indices."""
     axis = case.attributes.get("axis", 0)
     indices = _indices(rng, case.indices, case.shape[axis], index)
     return _values(rng, case.indices, dtype), case.shape, indices
 
 
+# The cases of each operator, and the function that makes their inputs.
 FAMILY = {
     "GatherElementsGrad": (GATHER_ELEMENTS, _gather_elements),
     "GatherGrad": (GATHER, _gather),
@@ -125,6 +132,7 @@ FAMILY = {
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield an operator's samples: the first cases in all types, others in float32 and int64."""
     cases, make = FAMILY[name]
     for i, case in enumerate(cases):
         every: Iterable[tuple[Dtype, Dtype]] = itertools.product(FLOATS, (INT64, INT32))

@@ -32,7 +32,11 @@ KEEP_SIGN = attribute(boolean, False, doc="round what is not 0 to a step at leas
 
 
 class _Codec(Op):
-    """Base of the ten: one streaming launch from X to Y."""
+    """Base of the ten: one launch from X to Y.
+
+    Blocks have `threads` threads, each for `thread_nbytes` bytes of decoded elements; a code stands
+    for `per_code` elements.
+    """
 
     inputs = (X,)
     outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
@@ -45,11 +49,14 @@ class _Codec(Op):
 
     @property
     def kernel(self) -> str:
-        """The kernel's name, which a subclass states."""
+        """Return the kernel's name, which a subclass states."""
         raise NotImplementedError
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
-        """One launch over all elements; the kernel gets a flag: both arrays are aligned."""
+        """Plan one launch; decoded: which of x and y has the elements, the other has the codes.
+
+        The kernel takes (x, y, their sizes, True if both are aligned, options).
+        """
         grid = ceil_div(decoded.nbytes, self.threads * self.thread_nbytes)
         aligned = x.aligned and y.aligned
         arguments = (x, y, x.size, y.size, aligned, *self.options())
@@ -57,16 +64,16 @@ class _Codec(Op):
         return Plan((Launch(self.kernel, config, arguments, self.binding(decoded.dtype)),))
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
-        """The kernel's type slots."""
+        """Return the macros of the kernel's types; decoded: the dtype of elements."""
         return slots(T=decoded)
 
     def options(self) -> tuple[object, ...]:
-        """The kernel's arguments after arrays, sizes and alignment."""
+        """Return the kernel's arguments behind arrays, sizes and alignment."""
         return ()
 
 
 class Encoder(_Codec):
-    """The operators that make codes."""
+    """Base of operators that make codes of elements."""
 
     detaches = True
 
@@ -74,7 +81,7 @@ class Encoder(_Codec):
         return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        """The shape of Y."""
+        """Return the shape of the codes of x."""
         return x.shape if self.per_code == 1 else (ceil_div(x.size, self.per_code),)
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
@@ -87,12 +94,13 @@ class Encoder(_Codec):
 
 
 class Decoder(_Codec):
-    """The operators that make numbers of codes."""
+    """Base of operators that make elements of dtype `to` and shape `shape` of codes."""
 
     to = TO
     shape = SHAPE
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y; refuse codes of another number of elements."""
         y = Spec(self.flat_shape(x) if self.shape is None else self.shape, self.to)
         if self.codes(y.size) != x.size:
             expected = f"{self.codes(y.size)} codes for shape {y.shape}"
@@ -100,22 +108,23 @@ class Decoder(_Codec):
         return (y,)
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        """The shape of Y without `shape`: what upstream gives."""
+        """Return the shape of Y where `shape` is None, as in ONNX Runtime."""
         return x.shape if self.per_code == 1 else (self.per_code * x.size,)
 
     def codes(self, n: int) -> int:
-        """How many codes n elements have."""
+        """Return how many codes n elements have."""
         return ceil_div(n, self.per_code)
 
     def flaw(self, codes: HostArray) -> str:
-        """A fault in codes on the host that no encoder makes, in words; empty where none is."""
+        """Return words for a fault in codes that no encoder makes; "" if there is none."""
         return ""
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         return self.stream(x, y, y)
 
     def cpu_attributes(self) -> dict[str, object]:
-        return {**self.attribute_values, "shape": None}  # of the whole Y, whose pieces are computed
+        # The CPU provider decodes Y in pieces, which `shape`, that of all of Y, would not fit.
+        return {**self.attribute_values, "shape": None}
 
 
 class GistBinarizeEncoder(Encoder):
@@ -240,7 +249,7 @@ class GistPack16Decoder(Decoder):
 
 
 def msfp15_shape(x: Spec) -> tuple[int, ...]:
-    """The shape of the MSFP15 codes of X."""
+    """Return the shape of the MSFP15 codes of x: its own, or that of its padded tiles, flat."""
     return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
 
 
@@ -265,9 +274,10 @@ class GistPackMsfp15Encoder(Encoder):
         Y[j]   1   s   bit j of F   M
 
     M is 31 for NaN and 30 for infinity, else |X| / 2^(F - 131) rounded half up. F is the largest
-    biased exponent of the tile's finite numbers, one more where M would be above 29 (26 for tiles
-    below 2^-126), and then M is at most 15. If the largest is in 2^e to 2^(e + 1), their error
-    is at most 2^-4 2^e, and 2^-3 2^e with keep_sign or from 1.9375 2^e on.
+    biased exponent of the tile's finite numbers, one more where M would be above 29 (for tiles
+    below 2^-126: where |X| is at least 27 2^-131), and then M is at most 15. If the largest is in
+    2^e to 2^(e + 1), their error is at most 2^-4 2^e, and 2^-3 2^e with keep_sign or from
+    1.9375 2^e on.
 
     With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
     and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
@@ -350,12 +360,14 @@ class ReluGradFromBits(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, bits: Spec) -> tuple[Spec, ...]:
+        """Return the spec of dX; refuse bits of another shape."""
         expected = (ceil_div(dy.size, BOX),)
         if bits.shape != expected:
             refuse(self.name, "bits", f"shape {expected}", f"shape {bits.shape}")
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
+        """Plan one launch, in which a thread has TILE_NBYTES bytes of dY."""
         config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
         return Plan((Launch("relu_grad_from_bits", config, arguments, slots(T=dy.dtype)),))
@@ -386,6 +398,7 @@ class ReluWithBits(Op):
         return Spec(x.shape, x.dtype), Spec((ceil_div(x.size, BOX),), UINT8)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, bits: Spec | None) -> Plan:
+        """Plan one launch, in which a thread has TILE_NBYTES bytes of X."""
         config = Config((ceil_div(x.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (x, y, bits, x.size, x.aligned and (y is None or y.aligned))
         return Plan((Launch("relu_with_bits", config, arguments, slots(T=x.dtype)),))

@@ -14,11 +14,12 @@ from .facts import BOX
 Shape = tuple[int, ...] | None
 
 E5M2 = ml_dtypes.float8_e5m2
-CODE_OF_INFINITY, CODE_OF_NAN = 30, 31  # in a box of NOT_FINITE
+CODE_OF_INFINITY, CODE_OF_NAN = 30, 31  # magnitudes in a box with the exponent NOT_FINITE
 
 with np.errstate(all="ignore"):  # a look-up takes a quarter of the time of ml_dtypes' conversion
     _E5M2_OF_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(BFLOAT16).astype(E5M2).view(np.uint8)
-_VALUE_OF_E5M2 = (np.arange(2**8, dtype=np.uint16) << 8).view(FLOAT16)
+_VALUE_OF_E5M2 = (np.arange(2**8, dtype=np.uint16) << 8).view(FLOAT16)  # codes are upper bytes
+# By the lower 7 bits of an MSFP15 code, sign and magnitude.
 _SIGNED_MAGNITUDE = np.concatenate([np.arange(64), 0.0 - np.arange(64)]).astype(FLOAT32)  # no -0
 
 
@@ -37,12 +38,14 @@ def gist_pack1_encoder(x: HostArray) -> HostArray:
 
 
 def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return the bits of x, the highest of a byte first, as numbers 0 and 1."""
     bits = np.unpackbits(x.ravel())
     return _first_elements(bits, shape, (bits.size,)).astype(to)
 
 
 @quiet
 def gist_pack8_encoder(x: HostArray) -> HostArray:
+    """Return E5M2 codes, looked up by bits of x rounded to odd."""
     return np.asarray(np.take(_E5M2_OF_BFLOAT16, odd_bits(x)))
 
 
@@ -63,7 +66,7 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 @quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
-    """MSFP15 codes: sign and 6 bits of each element, and an exponent for each box of eight."""
+    """Return MSFP15 codes, a byte an element; keep_* as of GistPackMsfp15Encoder."""
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     # Code i of a box of eight: bit i of the largest exponent, the sign, six bits of magnitude.
     bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
@@ -75,7 +78,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
         magnitude = np.maximum(magnitude, there)  # 0 would lose the sign
     sign = (bits >> 9).astype(np.uint8) & 0x40
     codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
-    lost = np.flatnonzero(shared == NOT_FINITE)
+    lost = np.flatnonzero(shared == NOT_FINITE)  # boxes with NaN or an infinity
     if lost.size:
         boxes = pad_tiles(x.ravel(), BOX).reshape(-1, BOX)[lost] if keep_nonfinite else None
         codes.reshape(-1, BOX)[lost] = 0 if boxes is None else _encode_nonfinite(boxes, keep_sign)
@@ -86,7 +89,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
 def gist_pack_msfp15_decoder(
     x: HostArray, *, to: Dtype, shape: Shape, keep_nonfinite: bool
 ) -> HostArray:
-    """sign * magnitude * 2^(exponent - 132), the exponent shared by a box of eight."""
+    """Return sign * magnitude * 2^(exponent - 132), the exponent shared by a box of eight."""
     shared = np.packbits(x.ravel() >> 7, bitorder="little")
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
@@ -100,12 +103,14 @@ def gist_pack_msfp15_decoder(
 
 
 def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
+    """Return dy where its bit is 1, else 0; the highest bit of a byte is the first."""
     is_set = np.unpackbits(bits, count=dy.size).astype(np.bool_).reshape(dy.shape)
     return np.where(is_set, dy, dy.dtype.type(0))
 
 
 @quiet
 def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
+    """Return max(x, 0), NaN where x is, and bits of the elements that pass."""
     passes = (x > 0) | np.isnan(x)
     return np.where(passes, x, x.dtype.type(0)), np.packbits(np.ravel(passes))
 
@@ -115,11 +120,10 @@ def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
 
 
 def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
-    """Codes of boxes with NaN or infinities: 5 bits of magnitude, two magnitudes stand for these.
-
-    Bit 5 of code i is bit i of the exponent, that of the largest finite element; bit 7 marks the
-    box.
-    """
+    """Return the codes, uint8 (n, 8), of boxes (n, 8) with NaN or infinities."""
+    # bits: |x| as a float32. of_box is F: M of the largest is its significand / 2^19 (16 to 31);
+    # 0x140000 carries into the exponent from M = 29.5 on. 0x800000 is 2^-126, below which numbers
+    # count as 0 without keep_sign; 0x7F800000 is infinity.
     bits = truncated_float32(boxes).view(np.uint32) & 0x7FFFFFFF
     if keep_sign:
         bits[(bits == 0) & (boxes != 0)] = 1
@@ -130,6 +134,7 @@ def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
     most = np.where(of_box == largest >> 23, CODE_OF_INFINITY - 1, 15)
     exponent = bits >> 23
     significand = bits & 0x7FFFFF | (exponent > 0).astype(np.uint32) << 23
+    # To twice M, so that half can be added before the last bit goes.
     shift = 18 + of_box.astype(np.int64) - np.maximum(exponent, 1)
     magnitude = (significand >> np.clip(shift, 0, 31)) + 1 >> 1
     magnitude = np.clip(magnitude, int(keep_sign), most).astype(np.uint8)
@@ -142,7 +147,7 @@ def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
 
 
 def _decode_nonfinite(boxes: HostArray, to: Dtype) -> HostArray:
-    """The values of boxes with NaN or infinities, as _encode_nonfinite lays them out."""
+    """Return the values, (n, 8) of dtype `to`, of boxes (n, 8) that _encode_nonfinite made."""
     of_box = np.packbits(boxes >> 5 & 1, 1, bitorder="little").astype(np.int32)
     magnitude, negative = boxes & 31, boxes & 0x40 != 0
     values = np.ldexp(magnitude.astype(FLOAT32), of_box - 131)
@@ -153,7 +158,11 @@ def _decode_nonfinite(boxes: HostArray, to: Dtype) -> HostArray:
 
 
 def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:
-    """M = (floor(2 |x| / 2^(E - 132)) + 1) // 2, at most 63; E is the largest exponent of a box."""
+    """Return M = (floor(2 |x| / 2^(E - 132)) + 1) // 2, at most 63, for each element.
+
+    bits: the upper 16 of float32. exponent: biased, of each element. shared: E, of each box.
+    """
+    # 0x40 is the leading 1, six bits of fraction follow; subnormal numbers have seven bits.
     normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
     significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
     truncated = significand >> (np.repeat(shared, BOX) - exponent)
@@ -161,13 +170,13 @@ def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostA
 
 
 def _largest_of_tile(exponent: HostArray) -> HostArray:
-    """The largest of each eight, in three halvings: a sixth of the time of `max(axis=1)`."""
+    """Return the maximum of each 8 neighbours, in a sixth of the time of `max(axis=1)`."""
     for _ in range(3):
         exponent = np.maximum(exponent[::2], exponent[1::2])
     return exponent
 
 
 def _first_elements(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:
-    """The first elements in the asked-for shape: the padding of the last tile falls off."""
+    """Return the first elements of `flat` in `shape`, or in `default` if that is None."""
     wanted = default if shape is None else shape
     return flat.ravel()[: int(np.prod(wanted, dtype=np.int64))].reshape(wanted)

@@ -22,13 +22,13 @@ SPECIALS = np.array(
 
 
 def wide_range(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Normal values over many orders of magnitude, both signs, some of them zero."""
+    """Return random numbers of both signs, 2^-24 to 2^12 in size, a tenth of them zero."""
     values = rng.standard_normal(shape) * 2.0 ** rng.uniform(-24, 12, shape)
     return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
 
 
 def special(rng: Generator, dtype: Any) -> Any:
-    """Every special value alone among ordinary ones, then all of them together."""
+    """Return a tile of 8 for each of SPECIALS, with it among random numbers, then all of them."""
     with np.errstate(over="ignore"):
         values = SPECIALS.astype(dtype)
     tiles = wide_range(rng, (values.size, 8), dtype)
@@ -37,23 +37,24 @@ def special(rng: Generator, dtype: Any) -> Any:
 
 
 def small(rng: Generator, dtype: Any) -> Any:
-    """Numbers near the smallest that float32 and the dtype have, zeros of both signs among them."""
+    """Return 256 tiles of 8 numbers near the smallest of float32 (or float16), a fifth zeros."""
     exponents = rng.integers(-150, -118, (256, 1)) - rng.integers(0, 9, (256, 8))
     values = rng.uniform(-2, 2, (256, 8)) * 2.0**exponents * (rng.random((256, 8)) > 0.2)
     return (values * (2.0**110 if dtype == FLOAT16 else 1)).astype(dtype)
 
 
 def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
-    """The one input of a codec."""
+    """Return a codec's inputs: maker(rng, **size) alone."""
     return (maker(rng, **size),)
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return random bools, or numbers of a wide range."""
     return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else wide_range(rng, shape, dtype)
 
 
 def _codes(rng: Generator, n: int, dtype: Any) -> Any:
-    """Random codes: any bits are valid, except that a bool is 0 or 1."""
+    """Return n random codes: any bits are valid, except that a bool is 0 or 1."""
     if dtype == BOOL:
         return rng.random(n) < 0.5
     bits = rng.integers(0, 2 ** (8 * dtype.itemsize), n, dtype=f"u{dtype.itemsize}")
@@ -80,14 +81,14 @@ def _encoder(name: str) -> Iterator[Sample]:
 
 
 def of_shapes(name: str, dtype: Any, make: Callable[..., Any]) -> Iterator[Sample]:
-    """A sample of each of SHAPES in one dtype, with the inputs make(rng, shape=, dtype=)."""
+    """Yield a sample of each of SHAPES in one dtype, with the inputs make(rng, shape=, dtype=)."""
     for label, shape, offset in SHAPES:
         inputs = partial(make, shape=shape, dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-{label}", inputs, {}, offset)
 
 
 def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
-    """A decoder's samples in one dtype; n_flat codes come without the shape of what they code."""
+    """Yield samples of the class `decoder` in one dtype: each of SHAPES; n_flat codes without."""
     name, t, code = decoder.name, dtype_name(dtype), to_dtype(decoder.inputs[0].type)
     for label, shape, offset in SHAPES:
         op = decoder(to=dtype, shape=shape)
@@ -98,6 +99,7 @@ def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
 
 
 def _decoder(name: str) -> Iterator[Sample]:
+    """Yield a decoder's samples: each shape in each dtype, and keep_nonfinite of MSFP15."""
     code = to_dtype(OPS[name].inputs[0].type)
     for dtype in OPS[name].types["T"]:
         yield from of_codes(OPS[name], dtype, 4096)
@@ -108,11 +110,13 @@ def _decoder(name: str) -> Iterator[Sample]:
 
 
 def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    """Return ReluGradFromBits' inputs: dY and random bits."""
     n = int(np.prod(shape))
     return wide_range(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of the operator `name`."""
     if name == "ReluGradFromBits":
         return chain.from_iterable(of_shapes(name, dtype, _gradient) for dtype in FLOATS)
     return _encoder(name) if name == "ReluWithBits" or "Encoder" in name else _decoder(name)

@@ -19,7 +19,7 @@ from ..gist.operators import KEEP_NONFINITE, MSFP15_CODES, msfp15_shape
 from .facts import NBYTES, RESIDENT, THREADS, TOTALS
 from .sample import Grouping, Sample, sample_of
 
-NOTHING = Sample(0, 1, 1, 1, 0, 1, 1)
+NOTHING = Sample(0, 1, 1, 1, 0, 1, 1)  # has no groups
 
 
 def grouping(value: object) -> Grouping | None:
@@ -86,13 +86,14 @@ class GistGuardedMsfp15Encoder(Op):
     runs_empty = True
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the specs of Y and guard; refuse a grouping of other than X's size."""
         if self.grouping is not None and math.prod(self.grouping) != x.size:
             expected = f"lengths whose product is the {x.size} elements of X"
             refuse(self.name, "grouping", expected, f"{self.grouping}")
         return Spec(msfp15_shape(x), UINT8), Spec((4,), FLOAT32)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
-        """One launch that encodes x and measures the error of a sample of its elements."""
+        """Plan one launch that encodes x and measures the error of a sample of its elements."""
         scratch, measures = ScratchMemory(), guard is not None and x.size
         sample = sample_of(x.size, self.grouping, self.whole) if measures else NOTHING
         most = device.multiprocessors * (RESIDENT[computed_in(x.dtype).itemsize] // THREADS)

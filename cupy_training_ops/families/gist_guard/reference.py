@@ -17,7 +17,11 @@ AT_ONCE = 1 << 18  # elements: their float64 stay in the cache
 
 
 class Sums(NamedTuple):
-    """Sums of squares: errors of each group, distances from means of tiles, and of each group."""
+    """Sums of squares over measured elements.
+
+    error: (groups,), of x - decoded. tiles: of x - mean of its tile, over all groups. deviation:
+    (groups,), of x - mean of its group.
+    """
 
     error: HostArray
     tiles: float
@@ -31,7 +35,7 @@ def gist_guarded_msfp15_encoder(
     grouping: Grouping | None,
     whole: bool,
 ) -> tuple[HostArray, HostArray]:
-    """MSFP15 codes, and a guard of four numbers that says how far they are from x."""
+    """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off."""
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
     top = int(exponents.max(initial=0))
@@ -45,17 +49,18 @@ def gist_guarded_msfp15_encoder(
     return codes, _guard(sums, grouping is not None, 4.0 ** (127 - top))
 
 
-# The encoder's second output: sums of squares of errors, of distances from means of tiles and from
-# means of groups, each times `unit`; and the worst ratio of a group. The last two are 0 without
-# groups.
 def _guard(sums: Sums, grouped: bool, unit: float) -> HostArray:
+    """Return the guard: error, tiles and deviation, times `unit`, and the worst group's ratio.
+
+    Without groups the last two are 0.
+    """
     deviation = sums.deviation.sum() if grouped else 0.0
     squares = np.array([sums.error.sum(), sums.tiles, deviation]) * unit
     return np.append(squares, _worst(sums) if grouped else 0.0).astype(FLOAT32)
 
 
-# The largest error / deviation of a group, infinite from MOST_RATIO on.
 def _worst(sums: Sums) -> float:
+    """Return the largest error / deviation of a group, infinite from MOST_RATIO on."""
     error, deviation = sums.error, sums.deviation
     ratio = np.divide(error, deviation, out=np.full(error.shape, math.inf), where=deviation > 0)
     worst = float(np.max(ratio, initial=0, where=error > 0))
@@ -63,7 +68,10 @@ def _worst(sums: Sums) -> float:
 
 
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
-    """Sums over all groups, measured AT_ONCE elements at a time: some groups, or pieces of one."""
+    """Return the sums over all groups, measured AT_ONCE elements at a time, so as to fit a cache.
+
+    x: flat. codes: of MSFP15, (tiles, 8).
+    """
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
     parts = [
@@ -77,7 +85,7 @@ def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
 def _of_groups(
     x: HostArray, codes: HostArray, sample: Sample, groups: HostArray, at_once: int
 ) -> Sums:
-    """Sums of these groups, measured `at_once` pieces at a time.
+    """Return the sums of the groups with these numbers, `at_once` pieces of each at a time.
 
     A group's deviation is sum(d^2) - sum(d)^2 / n, d the distances from the group's first element.
     """
@@ -85,6 +93,7 @@ def _of_groups(
     error, n, total, squares = np.zeros((4, groups.size))
     tiles = 0.0
     for k in range(0, sample.pieces, at_once):
+        # at: elements' places in x, (groups, n), whole tiles; there: True for the group's own.
         at, there = _elements(sample, groups, np.arange(k, min(k + at_once, sample.pieces)), x.size)
         values, own = x[at].astype(FLOAT64), at[:, ::TILE] // TILE
         off = np.where(there, values - _decode(codes, own, x.dtype), 0)
@@ -100,14 +109,16 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Places in x of pieces k of each group; and True where a place is the group's own.
+    """Return places in x (n elements) of measured pieces; and True if one is its group's own.
 
-    Both have shape (groups, elements), each piece as whole tiles: x is (runs, groups, inner), and
-    a run may begin within a tile. Piece k is one of pieces k stride to (k + 1) stride - 1 of its
-    group, drawn by a hash.
+    groups, k: numbers of groups, and of pieces of each. Both results have shape (groups, elements),
+    each piece as whole tiles: x is (runs, groups, inner), and a run may begin within a tile. Piece
+    k is one of pieces k stride to (k + 1) stride - 1 of its group, drawn by a hash.
     """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
+    # A hash is the upper HALF = 16 bits of a uint32 product, so that hash * stride >> HALF is in
+    # [0, stride).
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
     run, part = np.divmod(piece, sample.per_run)
     begin = (run * sample.groups + groups[:, None]) * sample.inner
@@ -120,7 +131,7 @@ def _elements(
 
 
 def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
-    """Decoded elements in float64: tiles (groups, n) become (groups, n * TILE).
+    """Return decoded elements in float64: tile numbers (groups, n) become (groups, n * TILE).
 
     A tile that is asked for several times is decoded once.
     """
@@ -132,7 +143,7 @@ def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
 
 
 def _means(x: HostArray, tiles: HostArray) -> HostArray:
-    """The mean of each element's tile: tiles (groups, n) become (groups, n * TILE).
+    """Return each element's tile mean: tile numbers (groups, n) become (groups, n * TILE).
 
     The last tile of x may have fewer elements.
     """

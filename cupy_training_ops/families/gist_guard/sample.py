@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...facts import WARP
 from .facts import TILE
 
-Grouping = tuple[int, int, int]
+Grouping = tuple[int, int, int]  # (outer, groups, inner): element [a, c, b] belongs to group c
 
 MOST_TILES = 2  # tiles of a piece
 LEAST, MOST = 64, 512  # elements of a group that are measured
@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     per_run: int
     pieces: int
     tiles: int
-    lanes: int  # of a warp, for a group
+    lanes: int  # threads of a warp that measure one group
 
 
 def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
@@ -54,16 +54,22 @@ def sample_of(n: int, grouping: Grouping | None, whole: bool) -> Sample:
 
 
 def _power_of_2(n: int) -> int:
-    """The least power of 2 that is not below n >= 1."""
+    """Return the least power of 2 that is at least n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 def _runs(n: int) -> Grouping:
-    """The grouping of n elements that have none: (1, runs, elements of a run)."""
+    """Return (1, runs, elements of a run) of n elements without a grouping.
+
+    A run has MOST elements, or more, so that there are at most FEW / LEAST = 1,024 runs.
+    """
     run = max(MOST, TILE * -(-LEAST * n // (TILE * FEW)))
     return 1, -(-n // run), min(n, run)
 
 
 def _most_tiles(run: int) -> int:
-    """Tiles that a run touches at most; a run of whole tiles begins with a tile."""
+    """Return how many tiles a run of so many elements touches at most.
+
+    Runs of whole tiles begin with a tile; others may begin with the last element of one.
+    """
     return run // TILE if run % TILE == 0 else (run + 2 * TILE - 2) // TILE

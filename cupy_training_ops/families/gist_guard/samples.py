@@ -46,7 +46,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...], Grouping | None, int], ...] = (
 
 
 def _off_centre(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Normal values about a mean that is a few deviations away, some of them zero."""
+    """Return random normal numbers around a mean from -4 to 4, a tenth of them zero."""
     values = rng.standard_normal(shape) + rng.uniform(-4, 4)
     return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
 

@@ -90,7 +90,7 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
 
 
 class _Index4(_Narrow):
-    """Indices, which are moved as unsigned words of their size."""
+    """Base of codecs of integers, whose kernels know them as unsigned words of their size."""
 
     types: ClassVar[Types] = {"T": INTEGERS}
     per_code: ClassVar[int] = IN_BYTE
@@ -121,6 +121,7 @@ class GistIndex4Encoder(_Index4, gist.Encoder):
     )
 
     def check_values(self, *inputs: Any) -> None:
+        """Refuse numbers outside 0 to 15."""
         (x,) = inputs
         outside = (x < 0) | (x > 15)
         if bool(outside.any()):
@@ -148,15 +149,20 @@ class GistIndex4Decoder(_Index4, gist.Decoder):
 
 
 class _BlockEncoder(_Narrow, gist.Encoder):
+    """Base of encoders whose tile of 1,024 elements is scales, then a byte an element."""
+
     scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     outputs = (Output("Y", "uint8", shape="shape (n + 16 ceil(n / 1024),)"),)
     tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + SCALES_NBYTES}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (bytes,): one an element, and scales for each tile begun."""
         return (x.size + self.scales_nbytes * ceil_div(x.size, TILE),)
 
 
 class _BlockDecoder(_Narrow, gist.Decoder):
+    """Base of decoders of what a _BlockEncoder makes."""
+
     scales_nbytes: ClassVar[int] = SCALES_NBYTES  # of a tile
     inputs = (
         Input(
@@ -170,10 +176,12 @@ class _BlockDecoder(_Narrow, gist.Decoder):
     tiles: ClassVar[Tiles] = {"X": TILE + SCALES_NBYTES, "Y": TILE}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (n,) for the n elements whose codes and scales take x.size bytes."""
         n = x.size - self.scales_nbytes * ceil_div(x.size, TILE + self.scales_nbytes)
         return (max(n, 0),)
 
     def codes(self, n: int) -> int:
+        """Return the bytes of n elements: one each, and scales for each tile begun."""
         return n + self.scales_nbytes * ceil_div(n, TILE)
 
 

@@ -13,38 +13,42 @@ from .facts import BLOCK, INT8_BLOCK, INT8_LEAST_SCALE, TILE
 Shape = tuple[int, ...] | None
 
 INT16 = np.dtype(np.int16)
-# Codes in blocks that say so by their scales: a marked one of E4M3, a negative one of integers.
+# Codes of what is not finite, in blocks that the scale marks: E4M3's by INFINITY_MARK, integers' by
+# a negative scale.
 INFINITY_MARK, INFINITY_OF_E4M3 = 0x4000, 0x7E
 INFINITY_OF_INT8, NAN_OF_INT8 = 127, -128
 
 
 def _fp10(x: HostArray) -> HostArray:
-    """FP10 codes of float32: sign, five bits of exponent, four more, rounded to nearest even.
+    """Return FP10 codes, uint16, of float32: 1 sign, 5 exponent, 4 fraction bits, ties to even.
 
     A subnormal's code is the last places of |x| + 32, whose unit is 2^-18, as that of the code.
     """
     bits = x.view(np.uint32)
     size = bits & 0x7FFFFFFF
     subnormal = (size.view(FLOAT32) + FLOAT32.type(32)).view(np.uint32) - 0x42000000
+    # 19 fraction bits go. 1792: the biases' difference, 127 - 15, above four fraction bits.
+    # 0x38800000 is 2^-14, the smallest normal number; 0x7F800000 infinity.
     rounded = (size + 0x3FFFF + (size >> 19 & 1)) >> 19
     code = np.where(size < 0x38800000, subnormal, np.minimum(rounded - 1792, 0x1F0))
     code[size > 0x7F800000] = 0x1F8
     return np.asarray(code | bits >> 22 & 0x200).astype(np.uint16)
 
 
-_ODD = np.arange(2**16, dtype=np.uint16).view(BFLOAT16)  # numbers rounded to odd
+# All bfloat16: odd_bits rounds any number to one of them "to odd", whose code is the number's.
+_ODD = np.arange(2**16, dtype=np.uint16).view(BFLOAT16)
 with np.errstate(all="ignore"):  # look-ups take a fraction of the time of conversions
     _FP10_OF_ODD = _fp10(_ODD.astype(FLOAT32))
     _E4M3_OF_ODD = _ODD.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     _E5M2_OF_ODD = _ODD.astype(ml_dtypes.float8_e5m2).view(np.uint8)
-_VALUE_OF_FP10 = (np.arange(2**10, dtype=np.uint16) << 6).view(FLOAT16)
+_VALUE_OF_FP10 = (np.arange(2**10, dtype=np.uint16) << 6).view(FLOAT16)  # codes are upper bits
 _CODES = np.arange(2**8, dtype=np.uint8)
 _VALUE_OF_E4M3 = _CODES.view(ml_dtypes.float8_e4m3fn)
 _VALUE_OF_E5M2 = _CODES.view(ml_dtypes.float8_e5m2)
 
 
 def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
-    """The first elements in the asked-for shape, all of them where there is none."""
+    """Return the first elements of `flat` in `shape`, all of them if that is None."""
     return flat if shape is None else flat[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
 
 
@@ -53,12 +57,14 @@ def _first_elements(flat: HostArray, shape: Shape) -> HostArray:
 
 @quiet
 def gist_fp10_encoder(x: HostArray) -> HostArray:
+    """Return FP10 codes, three in a uint32, the first in the lowest bits."""
     codes = np.take(_FP10_OF_ODD, pad_tiles(odd_bits(x.ravel()), 3)).astype(np.uint32)
     return codes[::3] | codes[1::3] << 10 | codes[2::3] << 20
 
 
 @quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return numbers of the three FP10 codes in each uint32, the lowest bits first."""
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
@@ -67,11 +73,13 @@ def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 
 def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG001
+    """Return the lowest four bits of each element, two in a byte, the first in the lower half."""
     codes = pad_tiles(x.ravel(), 2).astype(np.uint8) & 15
     return codes[::2] | codes[1::2] << 4
 
 
 def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return the two 4-bit numbers of each byte, the lower half first."""
     return _first_elements(np.stack((x.ravel() & 15, x.ravel() >> 4), 1).ravel(), shape).astype(to)
 
 
@@ -80,12 +88,12 @@ def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 @quiet
 def gist_block_e4m3_encoder(x: HostArray) -> HostArray:
-    """For each block of 128: the scale s, and E4M3 codes of X / 2^s.
+    """Return tiles of uint8: for each block of 128 elements s, and E4M3 codes of x / 2^s.
 
     E4M3 has no infinity: the scale of a block with one is larger by one, so that no finite element
     has the largest code, and marked by bit 14, which is otherwise as bit 15.
     """
-    blocks, scales = _blocks_and_scales(x, 464.0)
+    blocks, scales = _blocks_and_scales(x, 464.0)  # rounds to 448, ties to even
     infinite = np.isinf(blocks)
     marked = infinite.any(1)
     scales = (scales + marked).astype(INT16)
@@ -96,14 +104,17 @@ def gist_block_e4m3_encoder(x: HostArray) -> HostArray:
 
 @quiet
 def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
+    """Return tiles of uint8: for each block of 128 elements s, and E5M2 codes of x / 2^s."""
+    # Below 61440 numbers round to 57344; that tie rounds to infinity.
     blocks, scales = _blocks_and_scales(x, np.nextafter(61440.0, 0))
     codes = np.take(_E5M2_OF_ODD, odd_bits(np.ldexp(blocks, -scales[:, None])))
     return _to_tiles(scales.astype(INT16), codes, x.size)
 
 
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """2^s times the value of each E4M3 code; the largest code is infinity in marked blocks."""
+    """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
+    # In a marked scale bit 14 is unlike bit 15, the sign.
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
     scales = np.where(marked, scales ^ INFINITY_MARK, scales)
     decoded = _decoded_blocks(scales, codes, _VALUE_OF_E4M3, to)
@@ -113,18 +124,22 @@ def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 
 
 def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
+    """Return 2^s times the value of each E5M2 code."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     return _first_elements(_decoded_blocks(scales, codes, _VALUE_OF_E5M2, to).ravel()[:n], shape)
 
 
 def _blocks_and_scales(x: HostArray, largest: float) -> tuple[HostArray, HostArray]:
-    """Blocks in the type that is computed in, and the scale of each."""
+    """Return x as float32 or float64 (blocks, 128), and the s of each block, as _scales does."""
     blocks = pad_tiles(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     return blocks, _scales(blocks, largest)
 
 
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
-    """The bytes of n codes, (blocks, elements), in tiles, each behind its scales."""
+    """Return the bytes of tiles, each its scales and then its codes, without padding behind n.
+
+    scales: (blocks,). codes: one byte each, (blocks, elements of a block).
+    """
     codes = codes.view(np.uint8)
     scales = pad_tiles(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
     tiles = pad_tiles(codes.ravel(), TILE).reshape(-1, TILE)
@@ -132,7 +147,10 @@ def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
 
 
 def _from_tiles(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, HostArray, int]:
-    """Scales (tiles, blocks), codes (tiles, blocks, elements), and the number without padding."""
+    """Return scales (tiles, blocks), codes (tiles, blocks, block), and how many are no padding.
+
+    block: elements of a block. scale: dtype of a scale.
+    """
     nbytes = TILE // block * scale.itemsize
     tiles = pad_tiles(x.ravel(), nbytes + TILE).reshape(-1, nbytes + TILE)
     scales = np.ascontiguousarray(tiles[:, :nbytes]).view(scale)
@@ -140,7 +158,10 @@ def _from_tiles(x: HostArray, block: int, scale: Dtype) -> tuple[HostArray, Host
 
 
 def _scales(blocks: HostArray, largest: float) -> HostArray:
-    """The smallest s of each block with max |x| / 2^s <= largest, of its finite elements."""
+    """Return the smallest s of each block with max |x| / 2^s <= largest, of its finite elements.
+
+    With max = m 2^e and largest = f 2^g, m and f in [0.5, 1), that is e - g, or one more if m > f.
+    """
     size = np.abs(blocks)
     most, exponent = np.frexp(np.max(size, 1, where=np.isfinite(size), initial=0))
     fraction, of_largest = np.frexp(largest)
@@ -149,6 +170,7 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @quiet
 def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: Dtype) -> HostArray:
+    """Return 2^scales * values[codes] in `to`, (tiles, blocks, elements); values: of all codes."""
     unscaled = np.take(values.astype(computed_in(to)), codes)
     decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
     return put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
@@ -159,7 +181,7 @@ def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: 
 
 @quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    """For each block: a scale, largest / 127, in bfloat16, and round(X / scale) in int8."""
+    """Return tiles of uint8: for each block a bfloat16 s = largest / 127, and int8 round(x / s)."""
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     largest = np.abs(narrow).max(1)
@@ -173,7 +195,10 @@ def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
 def _integers_of_nonfinite(
     numbers: HostArray, narrow: HostArray, keep_sign: bool
 ) -> tuple[HostArray, HostArray]:
-    """Codes and scales of blocks with infinities or NaNs: integers beside them are 126 at most."""
+    """Return codes and scales of blocks with infinities or NaN, whose finite codes are below 127.
+
+    Arguments as of _integers.
+    """
     size = np.abs(narrow)
     is_finite = np.isfinite(size)
     largest = np.max(size, 1, where=is_finite, initial=0)
@@ -187,7 +212,10 @@ def _integers_of_nonfinite(
 def _integers(
     numbers: HostArray, narrow: HostArray, largest: HostArray, most: int, keep_sign: bool
 ) -> tuple[HostArray, HostArray]:
-    """Codes of blocks, up to `most`, and their scales. narrow: numbers in float32."""
+    """Return int8 codes (blocks, elements), from -most to most, and bfloat16 scales (blocks,).
+
+    narrow: numbers in float32. largest: of each block. keep_sign: no number but 0 has code 0.
+    """
     scales = largest * FLOAT32.type(1 / most)
     scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
     codes = np.rint(narrow * (1 / scales.astype(FLOAT32))[:, None])
@@ -200,8 +228,9 @@ def _integers(
 
 @quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """code * scale; a negative scale marks a block whose extreme codes are infinity and NaN."""
+    """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN."""
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
+    # A scale below 2^-126 counts as 0.
     is_normal = scales.view(np.uint16) & 0x7F80 != 0
     factors = np.abs(np.where(is_normal, scales.astype(FLOAT32), FLOAT32.type(0)))
     codes = codes.view(np.int8)

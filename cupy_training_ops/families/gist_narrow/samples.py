@@ -14,19 +14,19 @@ from ...samples import Generator, Sample
 from ..gist.samples import of_codes, of_shapes, one_input, special, wide_range
 from .operators import OPS
 
-# Scales of subnormal numbers, and those of the largest.
+# Of the largest number of a block, from float64's least to its greatest.
 EXPONENTS = (-1074, -1030, -160, -149, -133, -126, -24, 0, 15, 100, 126, 127, 1000, 1023)
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An encoder's input: indices from 0 to 15 among others, or numbers of many sizes."""
+    """Return floats of a wide range; or integers from 0 to 15, a quarter of them times 7."""
     if dtype in FLOATS:
         return wide_range(rng, shape, dtype)
     return np.asarray(rng.integers(0, 16, shape) * rng.choice([1, 1, 1, 7], shape)).astype(dtype)
 
 
 def scaled_blocks(rng: Generator, dtype: Any) -> Any:
-    """Blocks of 128 numbers of every size, the last ones zeros, or with one that is not finite."""
+    """Return blocks of 128 numbers of size 2^EXPONENTS, then six with zeros, inf, NaN, 464."""
     with np.errstate(all="ignore"):
         blocks = np.ldexp(rng.uniform(-2, 2, (len(EXPONENTS), 128)), np.c_[list(EXPONENTS)])
         blocks *= 2.0 ** -rng.integers(0, 30, blocks.shape)
@@ -51,6 +51,7 @@ def _encoder(name: str) -> Iterator[Sample]:
 
 
 def _decoder(name: str) -> Iterator[Sample]:
+    """Yield a decoder's samples in each dtype; 1088 and 1040: bytes of a tile."""
     for dtype in OPS[name].types["T"]:
         yield from of_codes(OPS[name], dtype, 3 * 1088 if "Int8" in name else 3 * 1040)
 

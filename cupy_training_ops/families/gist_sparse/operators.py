@@ -34,23 +34,23 @@ ENCODING, NARROW_ENCODING, FINISHING = 4, 5, 2
 
 
 class _Sparse(Op):
-    """Base of the family's encoders and decoders: the codec of the values."""
+    """Base of the family's encoders and decoders. Values are the elements that are not zero."""
 
     domain = "cupy_training_ops"
     tiles: ClassVar[Tiles] = None
-    values: ClassVar[str]  # the kernels' name of the codec of the values
-    group: ClassVar[int]  # values in 16 bytes, where they are not as they are
+    values: ClassVar[str]  # the CUDA class that codes values: AsTheyAre, Fp10 or Msfp15
+    group: ClassVar[int]  # values that it codes in 16 bytes
 
     def layout(self, decoded: Spec) -> Layout:
-        """The layout of an array's code."""
+        """Return the layout of the code of the array `decoded`."""
         return layout(decoded.size, decoded.dtype.itemsize, self.group_of(decoded.dtype))
 
     def group_of(self, dtype: Dtype) -> int:
-        """How many values take 16 bytes."""
+        """Return how many values of `dtype` take 16 bytes."""
         return self.group
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
-        """The kernels' slots."""
+        """Return the macros that kernels are compiled with: codec and element type."""
         return {"VALUES": self.values, **slots(T=decoded)}
 
     def launch(
@@ -61,7 +61,7 @@ class _Sparse(Op):
         decoded: Dtype,
         threads: int = THREADS,
     ) -> Launch:
-        """A launch of one of the family's three kernels."""
+        """Plan a launch of one of the family's three kernels with `blocks` blocks of `threads`."""
         config = Config((blocks,), (threads,))
         return Launch(kernel, config, args, self.binding(decoded))
 
@@ -75,16 +75,21 @@ class _AsTheyAre(_Sparse):
         return GROUP_NBYTES // dtype.itemsize
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
+        """Return the macros; elements are words: unsigned integers, or pairs of 8 bytes."""
         word = "Pair" if decoded.itemsize == 16 else slots(T=np.dtype(f"u{decoded.itemsize}"))["T"]
         return {"VALUES": self.values, "T": word}
 
 
 class _Fp10(_Sparse):
+    """Values as FP10, three in a word."""
+
     values = "Fp10"
     group = FP10_GROUP
 
 
 class _Msfp15(_Sparse):
+    """Values as MSFP15, a byte each, eight with one exponent."""
+
     values = "Msfp15"
     group = MSFP15_GROUP
 
@@ -98,19 +103,25 @@ CODE = Output(
 
 
 class SparseEncoder(_Sparse, gist.Encoder):
-    """The operators that make sparse codes, of a length that the device knows first."""
+    """Base of operators that make sparse codes, whose length only the device knows."""
 
     outputs = (CODE,)
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
+        """Return (bytes of the longest code,)."""
         return (self.layout(x).most,)
 
     def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
+        """Return True for bytes that may be a code of x, cut to its length or not."""
         parts = self.layout(x)
         return dtype == UINT8 and len(shape) == 1 and parts.least <= shape[0] <= parts.most
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        """Two launches: encode; then finish, with the raw elements if these are shorter."""
+        """Plan two launches: encode; then store raw elements instead if these are no longer.
+
+        Scratch: a ticket that numbers tiles, groups of 16 bytes of each tile's values, those of all
+        tiles before it, and bytes of the code.
+        """
         parts = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(parts.tiles, np.uint32)
@@ -129,12 +140,13 @@ class SparseEncoder(_Sparse, gist.Encoder):
 
 
 class SparseDecoder(_Sparse, gist.Decoder):
-    """The operators that give back what a sparse code holds."""
+    """Base of operators that decode sparse codes."""
 
     inputs = (Input("X", "uint8", shape="any shape", doc="a code, or more bytes behind it"),)
     outputs = (Output("Y", "T", shape="shape `shape`, which has to be given"),)
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y; refuse a code that is too short or too long for `shape`."""
         if self.shape is None:
             refuse(self.name, "shape", "the shape of Y", "None")
         y = Spec(self.shape, self.to)
@@ -145,6 +157,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return (y,)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch, a block for each tile of y."""
         parts = self.layout(y)
         args = (x, y, x.size, y.size, parts.mask, parts.values, x.aligned and y.aligned)
         return Plan((self.launch("gist_sparse__decode", parts.tiles, args, y.dtype),))
@@ -166,7 +179,7 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return "" if is_plain else self._flaw_of_sparse(codes, y, parts)
 
     def _flaw_of_sparse(self, codes: HostArray, y: Spec, parts: Layout) -> str:
-        """Starts that are not those of the mask, and bits of no element."""
+        """Return words for starts that do not follow from the mask, or bits behind it; else ""."""
         mask = np.unpackbits(codes[parts.mask : parts.values], bitorder="little")
         if mask[y.size :].any():
             return "its mask goes on after the last element"

@@ -21,8 +21,9 @@ Shape = tuple[int, ...] | None
 
 
 class Values(NamedTuple):
-    """The codec of the values: how many make 16 bytes, and the way there and back.
+    """A codec of values (elements that are not zero): `group` of them take 16 bytes.
 
+    encode(values): whole groups to an array of codes. decode(bytes, dtype): back to values.
     Of a tile whose values are not where the code says, elements are NaN where `has_nan`, else 0.
     """
 
@@ -33,12 +34,14 @@ class Values(NamedTuple):
 
 
 def _as_they_are(dtype: Dtype) -> Values:
+    """Return the codec that leaves values of `dtype` as they are."""
     return Values(
         GROUP_NBYTES // dtype.itemsize, lambda x: x, lambda code, to: code.view(to), has_nan=False
     )
 
 
 def _fp10() -> Values:
+    """Return the codec that makes values FP10, three in a word."""
     return Values(
         FP10_GROUP,
         gist_fp10_encoder,
@@ -47,6 +50,7 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
+    """Return the codec that makes values MSFP15, which keeps infinities and NaN."""
     encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
     decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))
@@ -77,7 +81,7 @@ def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> Host
 
 
 def _encode(x: HostArray, values: Values) -> HostArray:
-    """Room for the longest code, and the code at its start."""
+    """Return bytes for the longest code of x; its code is at their start, zeros are behind."""
     flat = x.ravel()
     code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
     sparse = _sparse(flat, values)
@@ -91,17 +95,18 @@ def _encode(x: HostArray, values: Values) -> HostArray:
 
 
 def _sparse(flat: HostArray, values: Values) -> HostArray:
-    """The code: head, the begin of each tile's values, a bit an element, nonzero values."""
+    """Return the sparse code, uint8: head, byte where each tile's values begin, mask, values."""
     tile = TILE_NBYTES // flat.dtype.itemsize
     mask = _has_bits(flat)
     counts = _counts(mask, tile)
     groups = -(-counts // values.group)
+    # Values of all tiles, each filled with zeros to whole groups; begins: where a tile's begin.
     packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
     begins = values.group * (np.cumsum(groups) - groups)
     nonzeros = flat[mask]
     for part, place in _runs(counts, begins):
         packed[place] = nonzeros[part]
-    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")
+    bits = np.packbits(pad_tiles(mask, 128), bitorder="little")  # whole 16 bytes
     first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
     total = first + GROUP_NBYTES * int(groups.sum())
@@ -112,7 +117,7 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 
 def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
-    """The elements of a sparse or a raw code; what the code does not have is 0, or NaN."""
+    """Return the elements of code x in `shape`; tiles whose values are misplaced are 0 or NaN."""
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
     plain = HEAD_NBYTES + y.nbytes
     if code[8:HEAD_NBYTES].any() and plain <= code.size:
@@ -125,9 +130,9 @@ def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
 
 
 def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
-    """Put values into y; True for each element whose tile's values are where the code says.
+    """Write the values of `code` to y, flat; return True for each element of a sound tile.
 
-    They are not where `starts` differ from those of the mask, as for elements of another width.
+    A tile is not sound where its start does not follow from the mask, as of another width.
     """
     tile = TILE_NBYTES // y.dtype.itemsize
     tiles, mask_start, first, *_ = layout(y.size, y.dtype.itemsize, values.group)
@@ -138,6 +143,7 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     starts = _numbers(code[HEAD_NBYTES : HEAD_NBYTES + 8 * tiles])
     ends = np.append(starts[1:], _numbers(code[:8]))
     groups = -(-counts // values.group)
+    # sound: a bool for each tile
     sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
     sound &= ends - starts == GROUP_NBYTES * groups
     if values.has_nan:  # what lies as other widths or plain elements do is no code of this one
@@ -157,17 +163,18 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
 
 
 def _numbers(code: HostArray) -> HostArray:
+    """Return int64 of bytes at any address."""
     return np.frombuffer(code.tobytes(), np.int64)
 
 
 def _counts(mask: HostArray, tile: int) -> HostArray:
-    """Bits that are set in each tile."""
+    """Return how many bits of the mask are set in each tile of `tile` elements."""
     starts = np.arange(0, mask.size, tile)
     return np.add.reduceat(mask, starts, dtype=np.int64) if mask.size else starts
 
 
 def _runs(counts: HostArray, begins: HostArray) -> Iterator[tuple[slice, slice]]:
-    """Yield where each tile's values are among all values, and among those of whole groups."""
+    """Yield each tile's slice of all values without gaps, and its slice from begins[tile] on."""
     ends = np.cumsum(counts)
     for first, last, begin in zip(
         *(a.tolist() for a in (ends - counts, ends, begins)), strict=True
@@ -176,7 +183,7 @@ def _runs(counts: HostArray, begins: HostArray) -> Iterator[tuple[slice, slice]]
 
 
 def _has_bits(flat: HostArray) -> HostArray:
-    """True for each element of which any bit is 1."""
+    """Return True for each element with a bit that is 1: -0.0 has one."""
     if flat.itemsize <= 8:
         return np.asarray(flat.view(f"u{flat.itemsize}") != 0)
     return np.asarray(np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1))

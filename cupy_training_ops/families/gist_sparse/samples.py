@@ -30,7 +30,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...], int, float], ...] = (
 
 
 def _sparse(rng: Generator, shape: tuple[int, ...], dtype: Any, share: float) -> Any:
-    """Random bits in so many elements, -0 and NaN of every kind among them."""
+    """Return elements of random bits (-0, NaN, ...), of which about 1 - share are zero."""
     n = int(np.prod(shape))
     present = rng.random(n) < share
     if dtype == BOOL:
@@ -41,22 +41,23 @@ def _sparse(rng: Generator, shape: tuple[int, ...], dtype: Any, share: float) ->
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any, share: float) -> Any:
-    """Finite numbers, -0 among them, for codecs of numbers."""
+    """Return random normal numbers, of which about 1 - share are zero and some -0."""
     values = rng.standard_normal(shape) * np.where(rng.random(shape) < share, 1.0, 0.0)
     return np.asarray(np.where(rng.random(shape) < 0.01 * share, -0.0, values)).astype(dtype)
 
 
 def code_bytes(code: Any) -> Any:
-    """The bytes of a code, which its first eight say."""
+    """Return the bytes of a code, whose number is in the first eight."""
     return code[: int(code[:8].view("<u8")[0])] if code.size else code
 
 
 def as_bytes(y: Any) -> Any:
-    """Every bit counts, those of NaN too."""
+    """Return the bytes of y, so that NaN are compared bit by bit."""
     return y.reshape(-1).view(np.uint8)
 
 
 def _inputs(name: str, encode: bool, rng: Generator, **size: Any) -> tuple[Any, ...]:
+    """Return an encoder's elements, or a decoder's code of such; size: arguments of _sparse."""
     numbers = "Fp10" in name or "Msfp15" in name
     x = (_numbers if numbers else _sparse)(rng, **size)
     return (x,) if encode else (OPS[name.replace("Decoder", "Encoder")]()(x),)

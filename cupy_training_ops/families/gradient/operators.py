@@ -38,17 +38,18 @@ UPDATE_SIGNAL = Input(
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Plan a launch of `symbol` in `grid` blocks; t, value: the kernels' types T and VALUE."""
     binding = slots(T=t, VALUE=value, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
 def _wider(a: Spec, b: Spec) -> int:
+    """Return the bytes of an element of the wider array."""
     return max(a.dtype.itemsize, b.dtype.itemsize)
 
 
 def _blocks(a: Spec, b: Spec) -> int:
-    """Blocks of a launch over two arrays of the same size."""
+    """Return the blocks of a launch over two arrays of the same size."""
     return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
 
 
@@ -79,6 +80,7 @@ class InPlaceAccumulator(Op):
     def plan(
         self, device: Device, old_sum: Spec, value: Spec, update_signal: bool | None, new_sum: Spec
     ) -> Plan:
+        """Plan the sum; without update_signal a copy of old_sum, or nothing if that is in place."""
         update = update_signal is not False
         if not update and new_sum.in_place:
             return Plan(())
@@ -127,6 +129,7 @@ class InPlaceAccumulatorV2(Op):
         return (DONE, buffer)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan one launch, which reads no buffer that is overwritten."""
         buffer, value, overwrite_flag, *_, sums = specs
         args = (None if overwrite_flag else buffer, value, sums, buffer.size)
         grid = _blocks(buffer, value)
@@ -163,11 +166,12 @@ class InPlaceAccumulatorList(Op):
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
     ) -> tuple[Inferred, ...]:
+        """Return the specs of new_sums, those of old_sums; refuse values of other shapes."""
         refuse_other_shapes(self.name, "values", values, "old_sums", old_sums)
         return (old_sums,)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """A launch for each batch of arrays; arrays that stay as they are take no part."""
+        """Plan a launch for each batch of arrays, without those that stay as they are in place."""
         old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
@@ -212,6 +216,7 @@ class ZeroGradient(Op):
         return (old_gradient,)
 
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
+        """Plan one launch that zeroes bytes."""
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
         return Plan((_launch("zero_gradient", grid, (zero, zero.nbytes)),))
 
@@ -237,6 +242,7 @@ class MixedPrecisionScale(Op):
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
 
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
+        """Return the specs of Y: one fused array of rank 1, or one for each of X."""
         if s.size != 1:
             refuse(self.name, "S", "one element", f"shape {s.shape}")
         refuse_none(self.name, "X", xs)
@@ -245,7 +251,7 @@ class MixedPrecisionScale(Op):
         return (tuple(Spec(x.shape, self.to) for x in xs),)
 
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
-        """A launch for each batch of arrays, into arrays of their own or one after the other."""
+        """Plan a launch for each batch of arrays, into arrays of their own or one after another."""
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"

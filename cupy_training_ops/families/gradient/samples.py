@@ -13,13 +13,13 @@ from ...dtypes import BFLOAT16, FIXED_SIZE, FLOAT16, FLOAT32, FLOAT64, FLOATS, d
 from ...samples import SHAPES, SHAPES_OF_LISTS, Generator, Sample, Shape
 from ..tensor.samples import values
 
-# Type combinations of upstream's InPlaceAccumulator, and two with float64.
+# Types of sum and value: those of ONNX Runtime's InPlaceAccumulator, and two with float64.
 PAIRS = (
     (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT16, FLOAT16), (FLOAT16, FLOAT32),
     (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT32),
     (FLOAT64, FLOAT64), (FLOAT16, FLOAT64),
 )  # fmt: skip
-# "many" takes three launches
+# label, shapes, elements that arrays are off alignment; "many" takes three launches
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
     *SHAPES_OF_LISTS,
     ("large", ((3, 5011), (7,), (9_000,)), 0),
@@ -30,7 +30,7 @@ SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 6e-8, 65504.0, -65504.0, 
 
 
 def special(dtype: Any) -> Any:
-    """Every special value next to every other."""
+    """Return SPECIALS in `dtype`; what it does not hold becomes infinite."""
     with np.errstate(all="ignore"):
         return np.array(SPECIALS).astype(dtype)
 
@@ -38,10 +38,12 @@ def special(dtype: Any) -> Any:
 def _pair(
     rng: Generator, t: Any, value: Any, shape: Shape = (16, 64), flag: tuple[bool, ...] = ()
 ) -> tuple[Any, ...]:
+    """Return a sum of type t, a value of type `value` to add, and maybe a flag."""
     return values(rng, shape, t), values(rng, shape, value), *flag
 
 
 def _special_pair(_rng: Generator, t: Any, value: Any) -> tuple[Any, ...]:
+    """Return a sum and a value in which every special value meets every other."""
     n = len(SPECIALS)
     return np.repeat(special(t), n).reshape(n, n), np.tile(special(value), (n, 1))
 
@@ -53,16 +55,18 @@ def _list_pair(
     shapes: tuple[Shape, ...] = ORDINARY,
     flag: tuple[bool, ...] = (),
 ) -> tuple[Any, ...]:
-    """Return a list of sums, a list of values to add, and maybe a signal."""
+    """Return a list of sums of type t, one of values to add, and maybe a flag."""
     old_sums, added = ([values(rng, shape, d) for shape in shapes] for d in (t, value))
     return old_sums, added, *flag
 
 
 def _to_clear(rng: Generator, shape: Shape, t: Any, signal: Any) -> tuple[Any, ...]:
+    """Return ZeroGradient's inputs: a gradient of type t, a signal of type `signal`."""
     return values(rng, shape, t), values(rng, (3,), signal)
 
 
 def _to_scale(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+    """Return MixedPrecisionScale's inputs: a random scale, and tensors of `dtype`."""
     s = np.array(rng.uniform(0.5, 3), FLOAT32)
     return s, [values(rng, shape, dtype) for shape in shapes]
 

@@ -118,7 +118,8 @@ BEGINS = attribute(integers, (), doc="where each begins")
 
 
 class _Delegating(DelegatingOp):
-    """An operator that runs a registered function."""
+    """Base of operators that run the function registered as `func_name`, which errors call
+    `callee`."""
 
     runs_functions = True
     provider = "NumPy and CuPy arrays alike: the function computes, on their current stream."
@@ -130,21 +131,21 @@ class _Delegating(DelegatingOp):
         vars(self).update(callee=repr(self.func_name))
 
     def require(self, name: str, values: Sequence[object] | None, n: int, of: str) -> None:
-        """Refuse a list that has not n entries."""
+        """Refuse attribute `name` if `values` has other than n entries, one for each `of`."""
         if values is not None and len(values) != n:
             refuse(self.name, name, f"{n} entries, one for each {of}", str(len(values)))
 
     def run(self, function: Callable[..., T], *args: object, **keywords: object) -> T:
-        """function(*args, **keywords)."""
+        """Return function(*args, **keywords); errors of it name operator and function."""
         return functions.run(self.name, self.callee, function, *args, **keywords)
 
     def results(self, returned: object, n: int) -> tuple[Any, ...]:
-        """The n values that the function returned."""
+        """Return what the function returned as a tuple of n values, or refuse it."""
         return functions.results(self.name, self.callee, returned, n)
 
 
 class _PythonOp(_Delegating):
-    """PythonOp or its gradient."""
+    """Base of PythonOp and its gradient: arrays and their declared types and ranks."""
 
     func_name = attribute(text, doc="the name at register_python_op")
     input_tensor_types = TENSOR_TYPES
@@ -154,6 +155,7 @@ class _PythonOp(_Delegating):
     tensor_reuse_map = REUSE
 
     def __init__(self, **attributes: object) -> None:
+        """Check that a function is registered, and that lists fit the number of outputs."""
         super().__init__(**attributes)
         functions.python_op(self.name, self.func_name)
         n = len(self.output_tensor_types)
@@ -162,7 +164,7 @@ class _PythonOp(_Delegating):
         self.require("output_tensor_ranks", self.output_tensor_ranks, n, "output")
 
     def check_inputs(self, specs: Specs) -> None:
-        """Refuse arrays of other types or ranks than those that are declared."""
+        """Refuse arrays whose dtypes or ranks differ from the declared ones."""
         types = self.input_tensor_types or (None,) * len(specs)
         ranks = self.input_tensor_ranks or (None,) * len(specs)
         self.require("inputs", specs, len(types), "of input_tensor_types")
@@ -174,13 +176,13 @@ class _PythonOp(_Delegating):
                 refuse(self.name, f"inputs[{i}]", f"rank {rank}", f"rank {len(spec.shape)}")
 
     def require_dtype(self, argument: str, expected: Dtype, got: Dtype) -> None:
-        """Refuse another dtype."""
+        """Refuse an array whose dtype `got` is not `expected`."""
         if expected != got:
             names = f"expected dtype {dtype_name(expected)}, got {dtype_name(got)}"
             raise DtypeError(f"{self.name}: {argument}: {names}")
 
     def open_outputs(self, optional: bool) -> tuple[Open, ...]:
-        """An Open for each output: its declared dtype and rank, of a shape not yet known.
+        """Return an Open for each output: its declared dtype and rank, of unknown shape.
 
         optional: the function may return None for it.
         """
@@ -189,7 +191,7 @@ class _PythonOp(_Delegating):
         return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
 
     def adopt_outputs(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
-        """The arrays that the function returned, once they are known to share memory as declared.
+        """Return the function's results as arrays; refuse one without the memory it should have.
 
         reused[i]: the place among `inputs` of the array whose memory output i has, or -1.
         """
@@ -206,6 +208,7 @@ class _PythonOp(_Delegating):
 
 
 def _address(array: Any) -> int:
+    """Return the address of an array's first element."""
     return BACKENDS[type(array)].pointers([array])[0]
 
 
@@ -265,6 +268,7 @@ class PythonOp(_PythonOp):
     constants: Mapping[int, object]
 
     def __init__(self, **attributes: object) -> None:
+        """Check that attributes fit each other; collect the constants by their places."""
         super().__init__(**attributes)
         letters, n = self.input_convention, len(self.output_tensor_types)
         values = constants(self.name, letters, self.attribute_values)
@@ -278,12 +282,13 @@ class PythonOp(_PythonOp):
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:
-        """The instance of the function form, whose contexts no instance owns."""
+        """Return the instance that the function form shares; it owns no contexts."""
         op = super().shared(**attributes)
         vars(op).update(contexts=UNOWNED)
         return op
 
     def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
+        """Check the arrays; return the spec of the context, and an Open for each output."""
         if not inputs:
             refuse(self.name, "inputs", "at least one array", "none")
         self.require("inputs", inputs, self.input_convention.count(TENSOR), "letter d")
@@ -292,6 +297,7 @@ class PythonOp(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, inputs: Arrays) -> Iterator[object]:
+        """Run the forward, yield (context, outputs); keep what it saved once they are accepted."""
         function = functions.python_op(self.name, self.func_name)
         letters, arrays = self.input_convention, iter(inputs)
         arguments = [
@@ -305,7 +311,7 @@ class PythonOp(_PythonOp):
         values = self.results(returned, len(self.output_tensor_types))
         outputs = self.adopt_outputs(
             values, inputs, (self.tensor_reuse_map or (-1,) * (len(values) + 1))[1:]
-        )
+        )  # the first entry is that of the context
         number = NO_CONTEXT if saved is None else contexts.new_handle()
         yield np.array([number], INT64), outputs
         if saved is not None:
@@ -348,6 +354,7 @@ class PythonOpGrad(_PythonOp):
     comment = COMMENT
 
     def __init__(self, **attributes: object) -> None:
+        """Check that the lists of attributes have an entry for each output."""
         super().__init__(**attributes)
         n = len(self.output_tensor_types)
         if self.output_convention.count(TENSOR) != n:
@@ -357,6 +364,7 @@ class PythonOpGrad(_PythonOp):
         self.require("tensor_reuse_map", self.tensor_reuse_map, n, "output")
 
     def infer(self, context: object, gradients: Specs) -> tuple[Inferred, ...]:
+        """Check gradients; return an Open for each wanted output, None for the others."""
         self.check_inputs(gradients)
         for place in self.tensor_reuse_map or ():  # 0 is the context, i + 1 gradient i
             if place != -1 and not 1 <= place <= len(gradients):
@@ -368,6 +376,7 @@ class PythonOpGrad(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, number: int, gradients: Arrays) -> Iterator[object]:
+        """Take the context, run the backward, yield the outputs; put it back if one fails."""
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
@@ -378,7 +387,7 @@ class PythonOpGrad(_PythonOp):
             raise
 
     def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
-        """The results that are arrays; of those that are not wanted the call gives None."""
+        """Return the results with the letter d as arrays."""
         pairs = zip(values, self.output_convention, strict=True)
         arrays = [value for value, letter in pairs if letter == TENSOR]
         reused = self.tensor_reuse_map or (-1,) * len(arrays)
@@ -419,6 +428,7 @@ class TritonOp(_Delegating):
     keywords: Mapping[str, object]
 
     def __init__(self, **attributes: object) -> None:
+        """Set declared attributes; all others become keywords of the function."""
         declared = {item.name for item in self.attributes}
         super().__init__(**{k: v for k, v in attributes.items() if k in declared})
         functions.triton_op(self.name, self.func_name)
@@ -427,17 +437,18 @@ class TritonOp(_Delegating):
 
     @property
     def attribute_values(self) -> dict[str, object]:
-        """The attributes, the function's keywords among them."""
+        """Return the attributes, and the function's keywords."""
         return super().attribute_values | dict(self.keywords)
 
     def placement(self) -> tuple[Backend, int]:
-        """Without inputs, results are where the function makes them."""
+        """Return the CPU: where calls without inputs count as placed."""
         return CPU, CPU.current_device()
 
     def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
         return ((Open(),) * self.num_outputs,)
 
     def delegate(self, inputs: Arrays) -> object:
+        """Return the function's results for these inputs."""
         function = functions.triton_op(self.name, self.func_name)
         returned = self.run(function, *inputs, **self.keywords)
         return self.results(returned, self.num_outputs)
@@ -447,7 +458,10 @@ class TritonOp(_Delegating):
 
 
 def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[int, object]:
-    """The constant arguments by their places; refuses attributes that do not fit each other."""
+    """Return the constant arguments by their places; refuse attributes that contradict.
+
+    letters: the convention. attributes: those of PythonOp, input_{kind}_scalars and so on.
+    """
     by_place: dict[int, object] = {}
     for name, place, value in _with_places(op, attributes):
         if not 0 <= place < len(letters) or letters[place] != CONSTANT:
@@ -462,7 +476,7 @@ def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[i
 
 
 def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, int, object]]:
-    """Every constant with the attribute that has its place, and the place."""
+    """Yield (attribute that holds the place, place, value) of each constant."""
     for kind in KINDS:
         scalars = attributes[f"input_{kind}_scalars"]
         yield from _pairs(op, f"input_{kind}_scalar_positions", attributes, scalars)
@@ -473,6 +487,7 @@ def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _pairs(
     op: str, name: str, attributes: Mapping[str, Any], values: Sequence[object]
 ) -> Iterator[tuple[str, int, object]]:
+    """Return (name, place, value) of each value; attributes[name] has the places."""
     places = attributes[name]
     if len(places) != len(values):
         refuse(op, name, f"{len(values)} places, one for each value", str(len(places)))
@@ -480,7 +495,8 @@ def _pairs(
 
 
 def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """The tuples of one kind: tuple i is from where it begins to where the next one does."""
+    """Return the tuples of one kind, which attributes hold joined: begins (0, 2), values (a, b, c)
+    are [(a, b), (c,)]."""
     name, values = f"input_{kind}_tuple_begins", attributes[f"input_{kind}_tuples"]
     begins: tuple[int, ...] = attributes[name]
     if not begins and not values:
@@ -491,7 +507,7 @@ def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[obj
 
 
 def require_places(op: str, reused: tuple[int, ...] | None, n: int) -> None:
-    """Refuse a map of the outputs that share memory with one of n arrays."""
+    """Refuse `reused` unless it is (-1, then for each output one of n places or -1)."""
     if reused is not None and (reused[0] != -1 or not set(reused) <= set(range(-1, n))):
         expected = f"-1 for the context, and -1 or a place below {n} for each output"
         refuse(op, "tensor_reuse_map", expected, shown(reused))

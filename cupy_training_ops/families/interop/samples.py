@@ -19,7 +19,7 @@ NAME = "cupy_training_ops.testing.turned_round"
 
 
 def turned_round(*values: Any) -> tuple[Any, ...]:
-    """The arrays in the other order, with one dimension more; nothing is computed."""
+    """Return the arrays in reverse order, with a leading dimension of 1; nothing is computed."""
     return tuple(array[None] for array in reversed(values))
 
 
@@ -46,6 +46,7 @@ def _attributes(name: str, shapes: Sequence[Shape]) -> dict[str, Any]:
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield a sample for each list of shapes, of the function turned_round."""
     for label, shapes, offset in LISTS:
         make = partial(_inputs, shapes=shapes)
         yield Sample(name, label, make, _attributes(name, shapes), offset)

@@ -47,12 +47,13 @@ DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 
 def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
+    """Plan a launch of `symbol` in `grid` blocks; types: W, GRAD and MOMENT of the kernels."""
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def for_each(convert: Callable[[object], float]) -> Convert:
-    """A converter of a number, or of a list with one for each parameter."""
+    """Return a converter that applies `convert` to a number, or to each of a list."""
 
     def convert_each(value: object) -> float | tuple[float, ...]:
         if isinstance(value, list | tuple | np.ndarray):
@@ -136,6 +137,7 @@ class LambOptimizer(Op):
     )
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
+        """Check lists and attributes; return the step after this one, and the lists as they are."""
         t, w, g, m1, m2, mixed = specs[3:]
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
@@ -148,7 +150,7 @@ class LambOptimizer(Op):
         return stepped, w, g, m1, m2, mixed
 
     def _rules(self, n: int) -> list[Rule]:
-        """The numbers of each parameter."""
+        """Return the Rule of each of n parameters; refuse an attribute with another number."""
         rules = []
         for name in ("alpha", "beta", "lambda_", "epsilon", "max_norm_clip"):
             value = getattr(self, name)
@@ -160,7 +162,7 @@ class LambOptimizer(Op):
         return list(zip(*rules, strict=True))
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Launches that compute directions and norms, then weights, then the new step."""
+        """Plan launches that compute directions and norms, then weights, then the new step."""
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
         signal = common.value_or(update, True)
@@ -193,11 +195,11 @@ class LambOptimizer(Op):
 
 @dataclass(frozen=True)
 class _Step:
-    """A step over lists: its directions and its updates, batch by batch.
+    """A step over lists: directions (d of LambOptimizer) and updates of weights, batch by batch.
 
     sizes: elements of each tensor. direction, update: the lists that the two kernels read and
-    write. numbers: rate, step, loss scale, norm and update signal, for the first; rate: rate, loss
-    scale and signal, for the second.
+    write. numbers: rate, step, loss scale, norm and update signal, for the first kernel; rate:
+    rate, loss scale and signal, for the second.
     """
 
     types: dict[str, Dtype]
@@ -215,7 +217,7 @@ class _Step:
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk."""
+        """Return the elements of a chunk, which a block takes."""
         return CHUNK_NBYTES // self.types["W"].itemsize
 
     def plan(self, rules: Sequence[Rule], limits: tuple[float, float], correct_bias: bool) -> Plan:
@@ -251,20 +253,22 @@ class _Step:
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
-        """Tensors with the same numbers, whose directions find room."""
+        """Yield batches of tensors with one Rule, as many as launch and scratch memory hold."""
         places: dict[Rule, list[int]] = {}
         for i, rule in enumerate(rules):
             places.setdefault(rule, []).append(i)
         most = min(CAPACITY, self.direction.most, self.update.most)
+        # Elements of directions in scratch memory; none is needed with new gradients.
         room = max(DIRECTIONS_NBYTES // self.types["GRAD"].itemsize, *self.sizes, 0)
         most_chunks = None if self.has_new_gradients else max(1, room // self.chunk)
         for rule, members in places.items():
             own = [self.sizes[i] for i in members]
             for batch in batches(own, self.chunk, CAPACITY, most, most_chunks):
+                # Its members are places in `own`, and become places in the whole list.
                 yield rule, replace(batch, members=tuple(members[i] for i in batch.members))
 
     def _length(self, batch: Batch) -> int:
-        """Elements of a batch's directions, each tensor at the beginning of its first chunk."""
+        """Return the elements of a batch's directions, where each tensor begins with a chunk."""
         last = self.sizes[batch.members[-1]]
         return (batch.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
 

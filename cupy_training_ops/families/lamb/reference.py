@@ -15,7 +15,7 @@ Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
 Number = object  # a Python number, or an array of one element
 ForEach = float | tuple[float, ...]
-Rule = tuple[float, ...]
+Rule = tuple[float, ...]  # alpha, beta, lambda_, epsilon, divisor of the gradient
 
 
 @quiet
@@ -40,7 +40,7 @@ def lamb_optimizer(
     ratio_max: float,
     do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    """LambOptimizer: a step of each weight array with its own numbers."""
+    """Return new step, weights, gradients, both moments and copies of the weights."""
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_step = count_step(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
@@ -64,6 +64,7 @@ def lamb_optimizer(
 
 
 def _for_each(value: ForEach, n: int) -> tuple[float, ...]:
+    """Return the values of n parameters, from one or a tuple of n."""
     return value if isinstance(value, tuple) else (value,) * n
 
 
@@ -78,7 +79,11 @@ def _step(
     step: int,
     limits: tuple[float, float],
 ) -> tuple[HostArray | None, ...]:
-    """One parameter: weights, what was added to them, both moments, the copy."""
+    """Return one parameter's weights, what was added to them, both moments, and the copy.
+
+    mixed: gives the dtype of the copy, or None. step: 0 for no bias correction. limits: of the
+    trust ratio.
+    """
     direction, m, v = _direction(w, g, m1, m2, rule, step)
     delta = -w.dtype.type(_trust(rate, w, direction, limits)) * direction.astype(w.dtype)
     finite = np.isfinite(w + delta)
@@ -90,7 +95,10 @@ def _step(
 def _direction(
     w: HostArray, g: HostArray, m1: HostArray, m2: HostArray, rule: Rule, step: int
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Where the update goes, rounded to the gradient's type, and both moments."""
+    """Return d = m / (sqrt(v) + epsilon) + lambda_ w in g's dtype, and both new moments.
+
+    Where d is not finite it is 0, and the moments stay.
+    """
     alpha, beta, lambda_, epsilon, divisor = rule
     number_of = w.dtype.type  # what is computed in
     old_m, old_v = m1.astype(w.dtype), m2.astype(w.dtype)
@@ -107,7 +115,7 @@ def _direction(
 
 
 def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
-    """The learning rate times the trust ratio, where there is one."""
+    """Return the rate times |w| / |d| clipped to limits, or the rate alone if either norm is 0."""
     of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:
         return rate

@@ -30,7 +30,7 @@ ROWS: tuple[Types, ...] = (
 )
 RATE = 0.01
 ROUNDINGS = 16  # a direction's, each of half a unit in the last place of its terms
-PLAIN = (None, None, None, RATE, 3)
+PLAIN = (None, None, None, RATE, 3)  # signal, loss scale, norm, rate, step
 MODES: tuple[dict[str, Any], ...] = (
     {"lambda_": 0.01},
     {"lambda_": (0.01, 0.1), "epsilon": (1e-6, 1e-3), "alpha": 0.8, "ratio_max": 0.7},
@@ -45,7 +45,10 @@ def _step(
     numbers: tuple[Any, ...] = PLAIN,
     copy: Any = None,
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step: numbers, weights, gradients, two moments, copies."""
+    """Return the inputs of a step: numbers, weights, gradients, two moments, copies.
+
+    types: of weights, gradients and moments. copy: dtype of low-precision weights, or None.
+    """
     w, g, moment = types
     moments = [arrays(rng, shapes, moment) for _ in range(2)]
     for array in moments[1]:
@@ -55,7 +58,7 @@ def _step(
 
 
 def _special(rng: Generator, types: Types) -> tuple[Any, ...]:
-    """Elements and whole tensors that have no direction, or no weight."""
+    """Return inputs with non-finite gradients, weights of zeros, and a direction of zeros."""
     inputs = _step(rng, types, ((64,), (64,), (64,)))
     weights, gradients, first = inputs[5:8]
     gradients[0][:4] = np.nan, np.inf, -np.inf, 0.0
@@ -68,7 +71,9 @@ def _special(rng: Generator, types: Types) -> tuple[Any, ...]:
 
 
 def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-    """Slack of the step, and then of new weights.
+    """Return how far the new step (0) and each new weight array may be off; [] if it is skipped.
+
+    inputs, attributes: those of a call of LambOptimizer.
 
     A direction is within ROUNDINGS of its terms' magnitudes of the exact one. Where the two ends of
     that range are rounded to different numbers of the gradient's type, each of these is right, and
@@ -84,7 +89,10 @@ def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
 
 
 def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any) -> Sequence[Any]:
-    """In float64, of elements or of their sizes: steps with rate -1 and trust ratio 1."""
+    """Return the directions in float64: what a step with rate -1 and trust ratio 1 adds.
+
+    size: np.asarray, or np.abs for the sums of the magnitudes of a direction's terms.
+    """
     scale, norm, _, step, *lists = inputs[1:8]
     wide = [[size(x.astype(FLOAT64)) for x in xs] for xs in lists]
     wide.append([x.astype(FLOAT64) for x in inputs[8]])
@@ -94,7 +102,10 @@ def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any)
 
 
 def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, float]) -> Any:
-    """Slack of one parameter's weights at a rate of 1."""
+    """Return the slack of one parameter's weights at a rate of 1.
+
+    exact: directions. terms: sums of the magnitudes of their terms. limits: of the trust ratio.
+    """
     error = ROUNDINGS * np.finfo(w.dtype).eps / 2 * terms
     ends = (cast(exact + by, g.dtype).astype(FLOAT64) for by in (-error, error))
     low, high = map(np.nan_to_num, ends)
@@ -102,10 +113,12 @@ def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, f
     if not all(lengths):
         return apart
     ratio = np.clip(lengths[0] / lengths[1], *limits)
+    # Directions are off by `apart`, and the ratio by the relative error of their norm.
     return ratio * (apart + np.abs(low) * np.linalg.norm(apart) / lengths[1])
 
 
 def _label(types: Types, *words: str) -> str:
+    """Return a sample's label: the dtypes, then words."""
     return "-".join((*map(dtype_name, types), *words))
 
 

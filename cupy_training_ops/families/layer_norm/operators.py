@@ -49,7 +49,7 @@ STATISTICS = "shape of X with ones from the axis on"
 
 
 class _ByRows(Op):
-    """Base of all: the rows of an array, and shapes that fit them."""
+    """Base of all: arrays as rows, everything from `axis` on, and checks of other shapes."""
 
     types: ClassVar[Types] = ROWS
     axis = attribute(
@@ -57,16 +57,17 @@ class _ByRows(Op):
     )
 
     def split_shape(self, x: Spec) -> tuple[Shape, Shape]:
-        """The dimensions before the axis and from it on."""
+        """Return the dimensions of x before the axis, and those of a row."""
         axis = from_front(self.name, self.axis, len(x.shape))
         return x.shape[:axis], x.shape[axis:]
 
     def matrix(self, device: Device, x: Spec, v: Spec) -> Matrix:
+        """Return x as rows to plan with; v: an array of Y's type."""
         before, row = self.split_shape(x)
         return Matrix(device, math.prod(before), math.prod(row), x.dtype, v.dtype)
 
     def check_parameters(self, row: Shape, **parameters: Spec | None) -> None:
-        """Scale and bias have an element for each of a row's."""
+        """Refuse scale or bias unless its shape is `row`, or flat with as many elements."""
         flat = (math.prod(row),)
         for name, spec in parameters.items():
             if spec is not None and spec.shape not in (row, flat):
@@ -75,11 +76,14 @@ class _ByRows(Op):
 
 
 class _Forward(_ByRows):
+    """Base of normalisations; `is_centred`: means are subtracted."""
+
     domain = "ai.onnx"
     is_centred: ClassVar[bool]
     epsilon = attribute(positive_or_zero, 1e-5, doc="added to the variance")
 
     def infer(self, x: Spec, scale: Spec, *bias: Spec | None) -> tuple[Spec, ...]:
+        """Check scale and bias; return the specs of Y and of the statistics of rows."""
         before, row = self.split_shape(x)
         names = (item.name for item in self.inputs[1:])
         self.check_parameters(row, **dict(zip(names, (scale, *bias), strict=True)))
@@ -88,6 +92,7 @@ class _Forward(_ByRows):
         return Spec(x.shape, scale.dtype), *[statistics] * n_statistics
 
     def plan(self, device: Device, x: Spec, scale: Spec, *others: Spec | None) -> Plan:
+        """Plan one launch; others: bias if centred, then Y, mean if centred, and inv_std."""
         bias, y, mean, inv_std = others if self.is_centred else (None, others[0], None, others[1])
         matrix, results = self.matrix(device, x, scale), (y, mean, inv_std)
         return forward(matrix, x, (scale, bias), results, self.is_centred, self.epsilon)
@@ -144,11 +149,12 @@ BIAS_GRAD = Output("bias_grad", "V", shape="shape of scale")
 
 
 class _Gradient(_ByRows):
-    """The second input is X or Y; scale, bias and statistics follow."""
+    """Base of gradients: inputs are dY, X or Y, scale, maybe bias, and statistics of rows."""
 
     output_type: Dtype | None = None  # where there is no such attribute
 
     def infer(self, dy: Spec, x: Spec, scale: Spec, *others: Spec) -> tuple[Spec, ...]:
+        """Check all shapes; return the specs of X_grad, and of scale_grad and bias_grad."""
         before, row = self.split_shape(dy)
         if x.shape != dy.shape:
             expected = f"shape {dy.shape}, as Y_grad"
@@ -161,7 +167,7 @@ class _Gradient(_ByRows):
         return Spec(dy.shape, self.output_type or x.dtype), *[sums] * (len(self.outputs) - 1)
 
     def check_statistic(self, before: Shape, name: str, spec: Spec) -> None:
-        """A number for each row."""
+        """Refuse a statistic that has not a number for each row; before: dimensions of rows."""
         flat = (math.prod(before),)
         if _bare(spec.shape) not in (_bare(before), _bare(flat)):
             expected = f"shape {before}" if before == flat else f"shape {before} or {flat}"
@@ -196,6 +202,7 @@ class LayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD, BIAS_GRAD)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sums over rows; specs: inputs, then outputs."""
         dy, x, scale, mean, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_X, dy, x, (scale,), (mean, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (of_scale, of_bias))
@@ -215,6 +222,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sum over rows; specs: inputs, then outputs."""
         dy, x, scale, inv_std, dx, of_scale = specs
         read = Read(FROM_X, dy, x, (scale,), (None, inv_std))
         return gradient(self.matrix(device, x, dy), read, dx, (of_scale, None))
@@ -249,6 +257,7 @@ class InvertibleLayerNormalizationGrad(_Gradient):
     output_type = attribute(optional(dtype), None, type="T", doc="V where it is None")
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan X_grad and the sums over rows from Y; specs: inputs, then outputs."""
         dy, y, scale, bias, inv_std, dx, of_scale, of_bias = specs
         read = Read(FROM_Y, dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)
@@ -256,7 +265,7 @@ class InvertibleLayerNormalizationGrad(_Gradient):
 
 
 def _bare(shape: Shape) -> Shape:
-    """A shape without ones behind."""
+    """Return the shape without its last ones: (2, 3, 1, 1) is (2, 3)."""
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape

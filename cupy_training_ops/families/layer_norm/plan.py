@@ -33,17 +33,18 @@ from .facts import (
 )
 from .plan_staged_rows import Rows, rows_on_chip
 
-# Threads of a full row at most, by bytes of an element; of one with a mean, before each holds twice
-# as many elements.
+# Threads of a full row (see _full) at most, by bytes of an element; of one whose mean is
+# subtracted, before each thread holds twice as many elements.
 FULL_THREADS = {2: 256, 4: 512, 8: 512}
 CENTRED_THREADS = {2: 64, 4: 128, 8: 128}
 FULL_ROWS = "layer_norm__full_rows", "layer_norm__deep_full_rows"
 CENTRED_FULL_ROWS = "layer_norm__centred_full_rows", "layer_norm__deep_centred_full_rows"
-FULL_BLOCK = 128  # threads of a block with several of them
+FULL_BLOCK = 128  # threads of a block with several full rows
 COLUMN_BLOCKS = 8  # for each multiprocessor
-ROWS_A_THREAD = 8  # that are worth another block
+ROWS_A_THREAD = 8  # that a thread has at least before there is another block
 TOTAL_THREADS = 256  # of a block in the second stage of sums
 
+# Of scale and of bias, None where it is not wanted: lines of partial sums, and the gradients.
 Sums = tuple[Scratch | None, Scratch | None]
 Gradients = tuple[Spec | None, Spec | None]
 
@@ -60,21 +61,21 @@ class Matrix:
 
     @property
     def computed_type(self) -> Dtype:
-        """The type of statistics and sums."""
+        """Return the type of statistics and sums."""
         return computed_in(self.t)
 
     @property
     def both_nbytes(self) -> int:
-        """Bytes of an element of X and one of Y."""
+        """Return the bytes of an element of X and one of Y together."""
         return self.t.itemsize + self.v.itemsize
 
     @property
     def width(self) -> int:
-        """Elements of a slot."""
+        """Return the elements of a slot: as many as fit into 16 bytes in both types."""
         return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
-        """A launch of one of the family's kernels, compiled for the matrix's types."""
+        """Plan a launch of one of the family's kernels, compiled for the matrix's types."""
         binding = slots(T=self.t, U=self.computed_type, V=self.v)
         return Launch(kernel, config, args, binding)
 
@@ -97,12 +98,13 @@ def forward(
     full = _full(matrix, is_centred) if aligned and results[0] is not None else None
     if full is not None:
         if not is_centred:
-            parameters, results = parameters[:1], results[::2]
+            parameters, results = parameters[:1], results[::2]  # scale; Y and inv_std
         own = (x, *parameters, *results, epsilon, *full.args)
         return Plan((matrix.launch(full.kernel, full.config, *own),))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return Plan((matrix.launch(divided.kernel, divided.config, *args, *divided.args),))
+    # No registers hold such a row: a block each, with a kernel for any length.
     config = Config((matrix.count,), (STAGED_THREADS,))
     return Plan((matrix.launch("layer_norm__long_rows", config, *args, matrix.length),))
 
@@ -151,15 +153,15 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
         choices = [(_row_in_registers(matrix, 1), Kernels("layer_norm__elements"))]
     for registers, kernels in choices:
         divided = division(lines, registers, True, kernels)
-        *_, threads = divided.args
+        *_, threads = divided.args  # of a row; each has `depth` slots
         if threads * registers.depth(registers.nbytes) * registers.width >= matrix.length:
             return divided
     return None
 
 
 def _row_in_registers(matrix: Matrix, width: int) -> Registers:
-    """A thread's part of a row, in slots of so many elements."""
-    itemsize = matrix.t.itemsize
+    """Return what a thread holds of a row in registers, in slots of `width` elements."""
+    itemsize = matrix.t.itemsize  # registers have one array, the one that is read
     if width == 1:
         nbytes = SINGLE_COLUMNS[matrix.computed_type.itemsize] * itemsize
         return Registers(nbytes, 1, itemsize, 1, 1, max_threads=STAGED_THREADS)
@@ -168,7 +170,12 @@ def _row_in_registers(matrix: Matrix, width: int) -> Registers:
 
 @dataclass(frozen=True)
 class GradientKernels:
-    """A gradient's kernels: for rows in shared memory, then for those that do not fit there."""
+    """Names of a gradient's kernels.
+
+    The first five have rows in shared memory: slots of a row are dealt out thread by thread, or in
+    pieces by warps; shifted: rows do not begin with a slot; elements: slots are single elements.
+    Of rows that do not fit, row_sums makes the sums of dX, and columns everything else.
+    """
 
     rows: str
     rows_by_warps: str
@@ -179,7 +186,7 @@ class GradientKernels:
     columns: str
 
     def of(self, rows: Rows) -> str:
-        """The kernel for these rows in shared memory."""
+        """Return the kernel for these rows in shared memory."""
         if rows.width == 1:
             return self.elements
         if rows.by_warps:
@@ -209,8 +216,11 @@ FROM_Y = GradientKernels(
 
 @dataclass(frozen=True)
 class Read:
-    """A gradient's kernels and their first parameters: dY, X or Y, (scale,) or (scale, bias),
-    (mean or None, inv_std) or (inv_std,)."""
+    """A gradient's kernels and the arrays that they read.
+
+    x: X, or Y of the invertible gradient. parameters: (scale,) or (scale, bias). statistics: (mean
+    or None, inv_std) or (inv_std,).
+    """
 
     kernels: GradientKernels
     dy: Spec
@@ -220,12 +230,12 @@ class Read:
 
     @property
     def args(self) -> tuple[Spec | None, ...]:
-        """In the kernels' order."""
+        """Return the arrays in the order of the kernels' first parameters."""
         return (self.dy, self.x, *self.parameters, *self.statistics)
 
 
 def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
-    """dX, and what is wanted of the gradients of scale and bias."""
+    """Plan dX, and the gradients of scale and bias (`sums`), each if it is not None."""
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
@@ -239,8 +249,8 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
 
 
 def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
-    """Launch that takes all gradients from one reading."""
-    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
+    """Plan a launch that reads rows once, for dX and partial sums, and one that adds these."""
+    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)  # a line of sums a block
     lines = _lines(matrix, scratch, sums, n_lines)
     config = rows.config(matrix.device)
     steps = [matrix.launch(read.kernels.of(rows), config, *read.args, dx, *lines, rows.argument)]
@@ -250,7 +260,11 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
 
 
 def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
-    """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
+    """Plan gradients of rows that do not fit on chip.
+
+    Rows are read once for the two means that dX takes, then again column by column for dX and the
+    partial sums of scale and bias, which a last launch adds.
+    """
     scratch, steps, means = ScratchMemory(), [], None
     if dx is not None:
         means = scratch.take(2 * matrix.count, matrix.computed_type)
@@ -271,9 +285,10 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
 
 
 def _config_by_columns(matrix: Matrix) -> tuple[Config, int]:
-    """A grid of (tiles of x columns, parts of the rows) with blocks of (x, y); rows of one part."""
+    """Return (config, rows of a part): grid (tiles of x columns, parts of rows), blocks (x, y)."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
     y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
+    # As many parts as make COLUMN_BLOCKS blocks a multiprocessor, if there are rows for them.
     wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
     parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
     rows = ceil_div(matrix.count, parts)
@@ -281,14 +296,17 @@ def _config_by_columns(matrix: Matrix) -> tuple[Config, int]:
 
 
 def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> Sums:
-    """Memory for the sums that blocks write, a line each."""
+    """Allocate n lines of matrix.length partial sums, for each of the gradients in `sums`."""
     size, dtype = n * matrix.length, matrix.computed_type
     of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
     return of_scale, of_bias
 
 
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
-    """The second stage."""
+    """Plan the sums of n lines of partial sums into the gradients `sums`.
+
+    Along y the grid has the gradient of scale, then that of bias.
+    """
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:
         x *= 2

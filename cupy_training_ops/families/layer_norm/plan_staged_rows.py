@@ -16,10 +16,11 @@ from ...rules.widening import computed_in
 from . import facts
 from .facts import SINGLE_COLUMNS, STAGED_THREADS, VECTOR_COLUMNS
 
-# Numbers for each column that are held of one parameter or two, where slots lie by warps or not.
+# PARAMETERS[by_warps][n]: numbers in shared memory for a column of a row, of n parameters (scale,
+# or scale and bias). by_warps is as in Rows.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
-# Groups of a block that have two rows each in shared memory, where slots lie by warps or not.
+# FEW_GROUPS[by_warps]: a block with so many groups or fewer has two rows of each in shared memory.
 FEW_GROUPS = {True: 5, False: 1}
 # Threads for which a multiprocessor has registers, of the kernels for slots and elements.
 SLOT_THREADS, ELEMENT_THREADS = 512, 640
@@ -30,8 +31,11 @@ RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 class Rows:
     """Rows of matrices with elements of `itemsizes`, and the threads that share a row.
 
-    `width` neighbouring elements are a slot, `depth` slots a thread's. A block has `groups` of
-    threads with rows of their own; a multiprocessor has registers for `resident` threads.
+    itemsizes: bytes of an element of each array whose rows stay on chip. `width` neighbouring
+    elements are a slot, `depth` slots a thread's. A block has `groups` of `threads` threads, each
+    with `stages` rows of its own in shared memory; a multiprocessor has registers for `resident`
+    threads. by_warps: a warp's slots are neighbours in the row, else slot i is of thread
+    i % threads.
     """
 
     count: int
@@ -43,47 +47,51 @@ class Rows:
     depth: int
     resident: int
     stages: int
-    parameter_nbytes: int = 0  # of a column of a block
-    by_warps: bool = False  # whether the slots of a warp lie side by side
+    parameter_nbytes: int = 0  # shared memory for scale and bias of a column
+    by_warps: bool = False
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         return self.threads * self.groups
 
     @property
     def period(self) -> int:
-        """Rows after which they begin alike, where slots do not begin with the row."""
+        """Return after how many rows one begins again at the same place in a slot."""
         return self.width // math.gcd(self.length, self.width)
 
     @property
     def is_shifted(self) -> bool:
-        """True if slots do not begin with the row."""
+        """Return True if rows do not all begin with a slot."""
         return self.period > 1
 
     @property
     def shared_nbytes(self) -> int:
-        """Shared memory of a block."""
+        """Return the bytes of shared memory of a block."""
         return self.groups * self.row_nbytes + self._parameters_nbytes
 
     @property
     def _parameters_nbytes(self) -> int:
-        """Bytes of scale and bias in shared memory."""
+        """Return the bytes of scale and bias in shared memory."""
         holds = self.is_shifted or self.by_warps
         return self.depth * self.width * self.threads * self.parameter_nbytes if holds else 0
 
     @property
     def row_nbytes(self) -> int:
-        """Shared memory of a group's rows."""
+        """Return the bytes of shared memory of a group's rows."""
         if self.width > 1:
             row = self.depth * self.width * self.threads * sum(self.itemsizes)
         else:
+            # A row may begin within a 16-byte word: one word more.
             pitches = (align_up(self.length * n, VEC_NBYTES) + VEC_NBYTES for n in self.itemsizes)
             row = sum(pitches)
         return self.stages * row
 
     def blocks(self, device: Device) -> int:
-        """Blocks that are resident at a time, each of which walks through rows; fewer for few."""
+        """Return the blocks of a launch: as many as are resident, or as there are rows for.
+
+        They are a multiple of `period`, so that all rows of a block begin alike.
+        """
         shared = self.shared_nbytes + RESERVED_NBYTES
         fitting = (device.max_shared_nbytes + RESERVED_NBYTES) // shared
         resident = max(1, min(self.resident // self.block, fitting))
@@ -92,12 +100,12 @@ class Rows:
         return max(self.period, min(wanted, most))
 
     def config(self, device: Device) -> Config:
-        """The launch configuration."""
+        """Return the launch configuration."""
         return Config((self.blocks(device),), (self.block,), self.shared_nbytes)
 
     @property
     def argument(self) -> np.void:
-        """The kernels' struct Rows."""
+        """Return the kernels' struct Rows."""
         return by_value(
             facts.Rows,
             count=self.count,
@@ -119,11 +127,11 @@ def rows_on_chip(
     aligned: bool,
     n_parameters: int,
 ) -> Rows | None:
-    """Rows that fit on chip: by slots of `width`, where arrays are aligned, or elements.
+    """Return how rows are divided that fit on chip, or None if they do not.
 
-    shape: rows and their elements; dtypes: of the arrays whose rows stay on chip; n_parameters:
-    scale, or scale and bias. Few large blocks leave few lines of sums. Rows by elements have the
-    next ones on their way, and rows that a block has alone where they fit.
+    shape: (rows, elements of a row). dtypes: of the arrays whose rows stay on chip. width: elements
+    of a slot, if arrays are aligned; else slots are single elements. n_parameters: 1 for scale, 2
+    for scale and bias.
     """
     if not aligned or shape[1] < width:
         width = 1
@@ -143,9 +151,10 @@ def _rows_on_chip(
     n_parameters: int,
     by_warps: bool,
 ) -> Rows | None:
-    """Rows that fit on chip, or None; arguments are those of `rows_on_chip`.
+    """Return rows that fit on chip with or without by_warps (as in Rows), or None.
 
-    width: elements of a slot. by_warps: neighbouring slots of a row are a warp's.
+    Other arguments are those of `rows_on_chip`; width: elements of a slot, 1 or more. Two stages
+    let the next row be copied while one is used.
     """
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
@@ -164,10 +173,14 @@ def _rows_on_chip(
 
 
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
-    """Return the threads of a row, and how many slots each has."""
+    """Return the threads of a row, and how many slots of `width` elements each has.
+
+    most: elements of a thread. Rows that do not begin with slots have up to 2 width - 2 elements
+    outside of them, each with a thread of its own.
+    """
     if length % width == 0:
         return _threads(length, width, most, 1)
-    least = 2 * width - 2  # each has one edge at most
+    least = 2 * width - 2
     return _threads(length, width, most if by_warps else most // 2, least)
 
 
@@ -192,7 +205,10 @@ def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
 
 
 def _groups(row: Rows, device: Device) -> int:
-    """Groups of a block, in whole warps: as many as fit or there are rows for; 0 if none fits."""
+    """Return the groups of a block, in whole warps; 0 if none fits.
+
+    They are as many as shared memory and registers hold, or as there are rows for.
+    """
     least = max(1, WARP // row.threads)
     shared_nbytes = device.max_shared_nbytes - (row.shared_nbytes - row.row_nbytes)
     most = min(STAGED_THREADS, row.resident) // row.threads

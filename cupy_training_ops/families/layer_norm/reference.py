@@ -29,13 +29,14 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Y = scale (X - mean) inv_std + B over the dimensions from `axis` on; mean and inv_std."""
+    """Return Y = scale (X - mean) inv_std + B over dimensions from `axis` on; mean; inv_std."""
     return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
 def simplified_layer_normalization(
     x: HostArray, scale: HostArray, *, axis: int, epsilon: float
 ) -> tuple[HostArray, HostArray]:
+    """Return Y = scale X inv_std over dimensions from `axis` on; inv_std."""
     y, _, inv_std = _normalize(_Rows.of(x, axis), x, scale, None, False, epsilon)
     return y, inv_std
 
@@ -50,7 +51,7 @@ def layer_normalization_grad(
     *,
     axis: int,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std."""
+    """Return X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
     matrix, means = rows.matrix(x), mean.reshape(-1, 1)
@@ -67,7 +68,7 @@ def layer_normalization_grad(
 def simplified_layer_normalization_grad(
     y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
-    """X_grad and scale_grad of RMS normalization, with x^ = X inv_std."""
+    """Return X_grad and scale_grad of RMS normalization, with x^ = X inv_std."""
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
     matrix = rows.matrix(x)
@@ -89,7 +90,7 @@ def invertible_layer_normalization_grad(
     axis: int,
     output_type: Dtype | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """X_grad, scale_grad and bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0."""
+    """Return X_grad, scale_grad, bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0."""
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)
     matrix, shift, known = rows.matrix(y), bias.reshape(-1), gradient.scale != 0
@@ -104,16 +105,17 @@ def invertible_layer_normalization_grad(
     return gradient.of(x_hat, is_centred=True, in_float32=False)
 
 
-Which = slice | HostArray  # rows
-Normalised = Callable[[Which, Dtype], HostArray]  # a new array of these rows, normalised
+Which = slice | HostArray  # rows, or their numbers
+# f(rows, dtype): x^, the normalised X, of these rows, as a new array (rows, length) of this dtype
+Normalised = Callable[[Which, Dtype], HostArray]
 
 
 class _Rows(NamedTuple):
-    """How an array comes apart into rows."""
+    """An array as n_rows rows of `length` elements."""
 
     n_rows: int
     length: int
-    statistics: tuple[int, ...]  # their shape
+    statistics: tuple[int, ...]  # shape of an array with a number for each row
 
     @classmethod
     def of(cls, x: HostArray, axis: int) -> _Rows:
@@ -123,11 +125,11 @@ class _Rows(NamedTuple):
         return cls(math.prod(before), math.prod(row), (*before, *(1 for _ in row)))
 
     def matrix(self, x: HostArray) -> HostArray:
-        """The rows."""
+        """Return x as a matrix of its rows."""
         return x.reshape(self.n_rows, self.length)
 
     def pieces(self) -> Iterator[slice]:
-        """Some rows after the other."""
+        """Return slices of rows, about PIECE elements each."""
         step = max(1, PIECE // max(1, self.length))
         return (slice(start, start + step) for start in range(0, self.n_rows, step))
 
@@ -153,6 +155,7 @@ def _normalize(
     eps = float(round_number(epsilon, x.dtype))
     matrix = rows.matrix(x)
     for piece in rows.pieces():
+        # rest: rows for float64, all of them or those that float32 does not hold.
         rest: HostArray = np.arange(piece.start, min(piece.stop, rows.n_rows))
         if working_type(x) == FLOAT32:
             narrow = matrix[piece].astype(FLOAT32, copy=False)
@@ -181,7 +184,9 @@ def _normalize(
 
 
 def _distances(x: HostArray, is_centred: bool, mean: HostArray) -> tuple[HostArray, HostArray]:
-    """Distances of rows from their means, in float32, and variances; writes the means.
+    """Return x - mean of its row, in float32, and variances (rows, 1); write means into `mean`.
+
+    Without is_centred the mean counts as 0, and nothing is written.
 
     A mean in float32 is off by its rounding, so the mean of the distances from it is added, and
     subtracted where they show it.
@@ -201,11 +206,12 @@ def _distances(x: HostArray, is_centred: bool, mean: HostArray) -> tuple[HostArr
 
 
 class _Gradient:
-    """X_grad and the sums over rows, some rows at a time."""
+    """Makes X_grad (of type t) and the sums over rows, some rows at a time."""
 
     def __init__(
         self, rows: _Rows, y_grad: HostArray, scale: HostArray, inv_std: HostArray, t: Dtype
     ) -> None:
+        """Take the arrays that all three gradients have; t: dtype of X_grad."""
         self.rows = rows
         self.y_grad = rows.matrix(y_grad)
         self.scale = _wide(scale).reshape(-1)
@@ -241,7 +247,10 @@ class _Gradient:
     def _of_rows(
         self, which: Which, x_hat: HostArray, is_centred: bool
     ) -> tuple[HostArray, HostArray]:
-        """Write the gradients of some rows of X; sums over them, and which rows are finite."""
+        """Write X_grad of some rows; return sums over these rows, and which of them are finite.
+
+        x_hat: x^ of these rows, which is overwritten. Sums: (2, length), for scale and bias.
+        """
         kind, n = x_hat.dtype, self.rows.length
         dy, inv_std = _as(self.y_grad[which], kind), _as(self.inv_std[which], kind)
         h = dy * _as(self.scale, kind)
@@ -259,8 +268,10 @@ class _Gradient:
 
 
 def _wide(x: HostArray) -> HostArray:
+    """Return x in float64, itself if it is."""
     return x.astype(FLOAT64, copy=False)
 
 
 def _as(x: HostArray, kind: Dtype) -> HostArray:
+    """Return x in dtype `kind`, itself if it is of that."""
     return x.astype(kind, copy=False)

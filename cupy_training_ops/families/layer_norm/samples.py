@@ -53,7 +53,7 @@ SPECIALS: tuple[tuple[float, ...], ...] = (
 
 
 def normal(rng: Generator, shape: Shape, dtype: Any, center: float = 0) -> Any:
-    """Normal numbers."""
+    """Return random normal numbers about `center`."""
     return np.asarray(center + rng.standard_normal(shape)).astype(dtype)
 
 
@@ -65,7 +65,10 @@ def inputs(
     axis: int | None = None,
     dead: int = 0,
 ) -> tuple[Any, ...]:
-    """The inputs of an operator; `dead` columns have a scale of 0."""
+    """Return the inputs of an operator; the first `dead` columns have a scale of 0.
+
+    types: of X and of Y.
+    """
     t, v = types
     axis = -1 if axis is None else axis
     row = shape[axis % len(shape) :]
@@ -86,7 +89,7 @@ def inputs(
 
 
 def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Special values in the first input, at the start and in the middle of rows; constant rows."""
+    """Return inputs, the first with SPECIALS at columns 0 and 31 of rows, and two constant rows."""
     shape = (2 * len(SPECIALS) + 2, 67)
     first, *others = inputs(rng, name, shape, types)
     # What a gradient makes of large elements and small ones has few digits.
@@ -99,6 +102,7 @@ def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ..
 
 
 def _attributes(name: str, types: tuple[Any, Any], axis: int | None) -> dict[str, Any]:
+    """Return the axis, unless it is None, and the output_type of the operator that has one."""
     values: dict[str, Any] = {} if axis is None else {"axis": axis}
     if name == "InvertibleLayerNormalizationGrad":
         values["output_type"] = types[0]
@@ -106,6 +110,7 @@ def _attributes(name: str, types: tuple[Any, Any], axis: int | None) -> dict[str
 
 
 def _label(types: tuple[Any, Any], label: str) -> str:
+    """Return a sample's label: the types of X and Y, then `label`."""
     return "-".join([*(dtype_name(t) for t in types), label])
 
 
@@ -125,7 +130,7 @@ def _samples(name: str, number: int) -> Iterator[Sample]:
 
 
 def _more() -> Iterator[Sample]:
-    """Attributes that one operator alone has."""
+    """Yield samples with dead columns, without bias, and of rows that other kernels take."""
     name = "InvertibleLayerNormalizationGrad"
     for label, shape in (("ordinary", (9, 64)), ("odd", (9, 35)), ("long", (2, 17_001))):
         make = partial(inputs, name=name, shape=shape, types=TYPES[0], dead=3)
@@ -146,6 +151,7 @@ def _more() -> Iterator[Sample]:
 
 
 def _without_bias(rng: Generator) -> tuple[Any, ...]:
+    """Return LayerNormalization's inputs without B."""
     return inputs(rng, "SimplifiedLayerNormalization", (7, 64), TYPES[2])
 
 

@@ -57,11 +57,11 @@ Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 Number = Spec | Changing | None  # an array, or a number of each call; None where it is left out
 
-BLOCKS = 16  # a multiprocessor, of a norm
+BLOCKS = 16  # of a launch for a norm, for each multiprocessor
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
+    """Plan a launch of `symbol` in `grid` blocks; w, grad: dtypes of weights and gradients."""
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": POINTERS, "ONE_LIST": ONE_LIST}
     binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
@@ -96,6 +96,7 @@ class SGDOptimizer(Op):
     def plan(
         self, device: Device, eta: object, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
     ) -> Plan:
+        """Plan one launch over all elements."""
         grid = ceil_div(w.nbytes, THREADS * VECS * VEC_NBYTES)
         args = (w, g, nw, ng, eta, w.size)
         return Plan((_launch("sgd_optimizer", grid, args, w.dtype, g.dtype),))
@@ -113,7 +114,7 @@ def _rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """The kernels' SGDRule."""
+    """Return the kernels' SGDRule; seed: None rounds to nearest, else bfloat16 at random."""
     return by_value(
         SGDRule,
         momentum=momentum,
@@ -175,11 +176,13 @@ class SGDOptimizerV2(Op):
     )
 
     def infer(self, lr: object, w: Specs, g: Specs, update: Number) -> tuple[Inferred, ...]:
+        """Return the update signal's spec or value, and the specs of the weights."""
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         return common.signal(update), w
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan a step of SGD without scaling, clipping, decay and momentum."""
         lr, w, g, update, updated, new_w = specs
         numbers = (_rule(), lr, 0, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None, None), (new_w, None, None), numbers, updated)
@@ -229,12 +232,14 @@ class SGDOptimizerList(Op):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
+        """Check the lists; return the specs of signal, weights and low-precision weights."""
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         common.refuse_other_shapes(self.name, "mixed_precision_weights", mixed, "weights", w)
         return common.signal(numbers[3]), w, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
+        """Plan the step, also of the subclass, which has a step and momenta behind these inputs."""
         lr, w, g, mixed, loss_scale, norm, max_norm, update, *others = specs[: -len(self.outputs)]
         updated, new_w, new_mixed, *new = specs[-len(self.outputs) :]
         step, momenta = others or (0, None)
@@ -254,7 +259,7 @@ class SGDOptimizerList(Op):
         return steps.then(common.count_step(count, lr, step, numbers[3], update, counted))
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' SGDRule of the attributes; a rate in place of weight_decay."""
+        """Return the kernels' SGDRule of the attributes, or with (weight_decay,) for `rates`."""
         (weight_decay,) = rates or (self.weight_decay,)
         return _rule(weight_decay=weight_decay, maximize=self.maximize)
 
@@ -298,6 +303,7 @@ class SGDMomentumList(SGDOptimizerList):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
+        """Return what the base infers, the step after this one, and momenta."""
         *others, step, momenta = numbers
         inferred = super().infer(lr, w, g, mixed, *others)
         common.refuse_other_shapes(self.name, "momenta", momenta, "weights", w)
@@ -306,7 +312,7 @@ class SGDMomentumList(SGDOptimizerList):
         return *inferred, common.new_step(self.name, "step", step, others[3]), momenta
 
     def rule(self, *rates: float) -> np.void:
-        """The kernels' SGDRule of the attributes; three rates in place of as many of them."""
+        """Return the SGDRule of the attributes, or with `rates` for momentum, dampening, decay."""
         return _rule(
             *(rates or (self.momentum, self.dampening, self.weight_decay)),
             nesterov=self.nesterov,
@@ -319,7 +325,7 @@ class SGDMomentumList(SGDOptimizerList):
 
 
 def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -> Plan:
-    """The norm of a list, and whether it is finite, into `results`."""
+    """Plan the norm of a list; results: arrays for the norm and for the bool that it is finite."""
     dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
     launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
     batches = one_or_more_batches(xs, CHUNK_NBYTES, ONE_LIST)
@@ -386,6 +392,7 @@ class InplaceClipGradNorm(Op):
         return (xs,)
 
     def plan(self, device: Device, xs: Specs, clipped: Specs) -> Plan:
+        """Plan the norm, into scratch memory, then a launch that scales gradients by it."""
         scratch = ScratchMemory()
         norm = scratch.take(1, FLOAT64)
         first = _norm(device, xs, scratch, norm, None)

@@ -36,6 +36,7 @@ class MomentumRule(Rule, total=False):
 
 @quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
+    """Return w - eta g and -eta g, or w and g if eta is not finite."""
     if not allows_step(eta):
         return w, g
     new_w, delta = _descend(w, g, number(eta))
@@ -48,7 +49,7 @@ def sgd_optimizer_v2(
     gradients: Sequence[HostArray],
     update_signal: Number = None,
 ) -> tuple[HostArray, Lists]:
-    """w -= lr g, for each array of a list."""
+    """Return the update signal, and w - lr g for each array of a list."""
     rule = Rule(weight_decay=0.0, maximize=False)
     return sgd_optimizer_list(lr, weights, gradients, update_signal=update_signal, **rule)[:2]
 
@@ -65,7 +66,7 @@ def sgd_optimizer_list(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists | None]:
-    """w -= lr (g / divisor + weight_decay w), for each array of a list."""
+    """Return update signal, w - lr (g / divisor + weight_decay w) for each array, and copies."""
     return sgd_momentum_list(
         lr, weights, gradients, mixed_precision_weights, loss_scale, gradient_norm, max_norm,
         update_signal, **rule,
@@ -86,9 +87,9 @@ def sgd_momentum_list(
     momenta: Sequence[HostArray] | None = None,
     **rule: Unpack[MomentumRule],
 ) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
-    """w -= lr u for each array of a list, u the gradient or its momentum; see _direction.
+    """Return update signal, weights, low-precision copies, step and momenta after a step.
 
-    Returns the update signal, weights, low-precision copies, step and momenta; unchanged where the
+    weights[i] -= lr u, u the gradient or its momentum; see _direction. All are unchanged where the
     step is skipped.
     """
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
@@ -121,7 +122,10 @@ def _direction(
     step: int,
     rule: MomentumRule,
 ) -> tuple[HostArray, HostArray]:
-    """Direction of the weights, and the new momentum, in the type that is computed in."""
+    """Return u of w -= lr u, and the new momentum, in the type that is computed in.
+
+    Both are g / divisor + weight_decay w where there is no momentum.
+    """
     kind = computed_in(w.dtype)
     g = g.astype(kind) / kind.type(divisor)
     if rule["weight_decay"]:
@@ -134,7 +138,7 @@ def _direction(
 
 
 def _descend(w: HostArray, u: HostArray, rate: float) -> tuple[HostArray, HostArray]:
-    """New weights, and what was added to them, in the type that is computed in."""
+    """Return w - rate u, and -rate u, in the type that is computed in."""
     kind = computed_in(w.dtype)
     delta = -kind.type(rate) * u.astype(kind)
     return w.astype(kind) + delta, delta
@@ -153,7 +157,7 @@ def inplace_clip_grad_norm(
     max_norm: float,
     norm_type: str,  # noqa: ARG001 - there is one
 ) -> tuple[HostArray, ...]:
-    """g max_norm / (norm + 1e-6) for each array, where that factor is below 1."""
+    """Return g max_norm / (norm + 1e-6) for each array, or g if that factor is not below 1."""
     norm = _norm(gradients)
     factor = norm.dtype.type(max_norm) / (norm + norm.dtype.type(1e-6))
     if not factor < 1:
@@ -162,6 +166,6 @@ def inplace_clip_grad_norm(
 
 
 def _norm(gradients: Sequence[HostArray]) -> HostArray:
-    """In the type that is computed in, beyond which it is infinite."""
+    """Return the Euclidean norm of all elements, in the type that is computed in."""
     kind = computed_in(gradients[0].dtype)
     return reduction.reduce_all_l2(gradients, output_type=kind)

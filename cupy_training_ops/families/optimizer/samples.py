@@ -22,6 +22,7 @@ PAIRS = (
 )  # fmt: skip
 
 
+# Attributes of SGDMomentumList.
 DESCENTS: tuple[dict[str, Any], ...] = (
     {"weight_decay": 0.1, "nesterov": True},
     {"dampening": 0.5, "maximize": True},
@@ -30,7 +31,7 @@ DESCENTS: tuple[dict[str, Any], ...] = (
 
 
 def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
-    """An array of one element."""
+    """Return `value` in an array of one element."""
     return np.full(shape, value).astype(dtype)
 
 
@@ -44,21 +45,23 @@ SCALES = (
 
 
 def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
-    """Normal numbers in each of the shapes."""
+    """Return a list of random arrays, one of each shape."""
     return [values(rng, shape, dtype) for shape in shapes]
 
 
 def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
-    """Normal numbers in each of the shapes, but None in place of every third array."""
+    """Return a list of random arrays, one of each shape, but None for every third."""
     pairs = enumerate(arrays(rng, shapes, dtype))
     return [None if i % 3 == 1 else array for i, array in pairs]
 
 
 def _one_step(rng: Generator, t: Any, rate: Any, shape: Shape = (16, 64)) -> tuple[Any, ...]:
+    """Return SGDOptimizer's inputs: ETA of type `rate`, W and G of type t."""
     return one(0.5, rate), values(rng, shape, t), values(rng, shape, t)
 
 
 def _special_step(_rng: Generator, t: Any) -> tuple[Any, ...]:
+    """Return ETA, and W and G in which every special value meets every other."""
     x = special(t)
     return 0.5, np.repeat(x, x.size), np.tile(x, x.size)
 
@@ -71,7 +74,7 @@ def _list_step(
     lr: Any = 0.5,
     flag: tuple[Any, ...] = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step over lists: lr, weights, gradients, and a signal."""
+    """Return the inputs of a step over lists: lr, weights of type w, gradients of g, a signal."""
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), *flag
 
 
@@ -83,17 +86,21 @@ def _full_step(
     numbers: tuple[Any, ...],
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step with low-precision copies and all numbers."""
+    """Return the inputs of a step with low-precision copies of type `copy`.
+
+    numbers: lr, loss scale, norm, largest norm, update signal.
+    """
     lr, *others = numbers
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), holes(rng, shapes, copy), *others
 
 
 def _gradients(rng: Generator, t: Any, shapes: tuple[Shape, ...] = ORDINARY) -> tuple[Any, ...]:
+    """Return a list of random gradients of type t as the one input."""
     return (arrays(rng, shapes, t),)
 
 
 def _special_gradients(rng: Generator, t: Any, value: float) -> tuple[Any, ...]:
-    """Return two gradients, one of which has the value once."""
+    """Return a list of two gradients, the first of which has `value` once."""
     first = values(rng, (300,), t)
     first[17] = value
     return ([first, values(rng, (33,), t)],)
@@ -128,6 +135,7 @@ def _sgd_v2() -> Iterator[Sample]:
 
 
 def _by_lists(name: str, pairs: Any, maker: Any) -> Iterator[Sample]:
+    """Yield a sample of each of LISTS, with inputs maker(rng, w=, g=, shapes=), types in turn."""
     for i, (label, shapes, offset) in enumerate(LISTS):
         w, g = pairs[i % len(pairs)]
         make = partial(maker, w=w, g=g, shapes=shapes)
@@ -193,7 +201,7 @@ def _momentum_step(
     copy: Any = None,
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step with momenta, low-precision copies and all numbers."""
+    """Return the inputs of a step with momenta; numbers: as in _full_step, and the step."""
     lr, *others = numbers
     copies = None if copy is None else holes(rng, shapes, copy)
     momenta = arrays(rng, shapes, computed_in(w))
@@ -215,6 +223,7 @@ def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _clips() -> Iterator[Sample]:
+    """Yield samples of InplaceClipGradNorm: those of a norm, clipped to 0 and to 1e9."""
     yield from _norms("InplaceClipGradNorm", {})
     for limit in (0.0, 1e9):
         make = partial(_gradients, t=FLOAT32)

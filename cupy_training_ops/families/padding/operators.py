@@ -62,6 +62,7 @@ class SliceGrad(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
+        """Return the spec of dX; refuse a dY with another number of elements than the slice."""
         axes = self._sliced_axes(shape, *bounds)
         size = math.prod(axis.count for axis in axes)
         if dy.size != size:
@@ -77,6 +78,7 @@ class SliceGrad(Op):
         axes: Shape | None = None,
         steps: Shape | None = None,
     ) -> list[SlicedAxis]:
+        """Return the slice of every axis; refuse lists that fit neither each other nor `shape`."""
         rank = len(shape)
         if rank == 0:
             refuse(self.name, "shape", "at least one dimension", "()")
@@ -93,6 +95,11 @@ class SliceGrad(Op):
         return sliced_axes(shape, starts, ends, axes, steps)
 
     def plan(self, device: Device, dy: Spec, shape: tuple[int, ...], *rest: Any) -> Plan:
+        """Plan one launch that writes dX: rows of whole chunks, or any words.
+
+        rest: starts, ends, axes and steps, then dX. The innermost axis is counted in words, others
+        in positions; the outermost one is left out if it is whole.
+        """
         *bounds, dx = rest
         *outer, inner = _merge_axes(self._sliced_axes(shape, *bounds))
         outer = outer[1:] if outer and outer[0].whole else outer
@@ -115,7 +122,7 @@ class SliceGrad(Op):
 
 @dataclass(frozen=True)
 class SlicedAxis:
-    """The positions start, start + step, ... of an axis, `count` of them."""
+    """The positions start, start + step, ... of an axis of `extent`, `count` of them."""
 
     extent: int
     start: int
@@ -124,7 +131,7 @@ class SlicedAxis:
 
     @property
     def dimension(self) -> np.void:
-        """The kernel's Dimension."""
+        """Return the kernel's Dimension."""
         return by_value(
             Dimension,
             extent=divisor(self.extent),
@@ -140,7 +147,10 @@ class SlicedAxis:
         return self.count == self.extent and self.step == 1
 
     def times(self, n: int, divisor: int = 1) -> SlicedAxis:
-        """The slice in units of divisor/n of a position; either the step is 1, or n is."""
+        """Return the slice in units of which a position has n / divisor, 1 unless the step is 1.
+
+        Positions of 4 bytes in words of 16: times(4, 16).
+        """
         extent, start, count = (v * n // divisor for v in (self.extent, self.start, self.count))
         return SlicedAxis(extent, start, self.step, count)
 
@@ -152,11 +162,12 @@ def sliced_axes(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> list[SlicedAxis]:
-    """The slice of every axis, by the rules of ONNX Slice 13."""
+    """Return the slice of every axis of `shape`, by the rules of ONNX Slice 13."""
     sliced = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         extent = shape[axis]
         low, high = (0, extent) if step > 0 else (-1, extent - 1)
+        # Bounds are clamped to [low, high]: -1 is the place before the front, for negative steps.
         first = max(0, min(start + extent if start < 0 else start, high))
         last = max(low, min(end + extent if end < 0 else end, high))
         count = max(0, ceil_div(last - first, step)) if extent else 0
@@ -165,7 +176,10 @@ def sliced_axes(
 
 
 def _merge_axes(axes: Sequence[SlicedAxis]) -> list[SlicedAxis]:
-    """Join each whole axis to a contiguous one before it: fewer axes, the same positions."""
+    """Return fewer axes with the same positions: a whole axis is joined to the one before it.
+
+    That one has step 1. Slices of no element give one axis without positions.
+    """
     if not all(axis.count for axis in axes):
         return [SlicedAxis(math.prod(axis.extent for axis in axes), 0, 1, 0)]
     several = [axis for axis in axes if axis.extent > 1]
@@ -180,20 +194,23 @@ def _merge_axes(axes: Sequence[SlicedAxis]) -> list[SlicedAxis]:
 
 
 class _Rows(Op):
-    """Packing and unpacking of rows."""
+    """Base of operators that copy rows to and from numbered places."""
 
     types: ClassVar[Types] = {"T": FIXED_SIZE, "T_INDEX": (INT64, to_dtype("int32"))}
     bitwise_exact = True
 
     def check_indices(self, indices: Spec) -> None:
-        """Refuse indices of another rank than 1."""
+        """Refuse indices whose rank is not 1."""
         if len(indices.shape) != 1:
             refuse(self.name, "indices", "rank 1", f"shape {indices.shape}")
 
     def rows(
         self, x: Spec, indices: Spec, y: Spec, width: int
     ) -> tuple[Config, np.void, dict[str, str]]:
-        """A launch that writes rows of `width` elements: its grid, the words of a row, slots."""
+        """Return (config, divisor by the words of a row, macros) of a launch that writes y.
+
+        x, y: arrays of rows of `width` elements, which are copied in words of 1 to 16 bytes.
+        """
         nbytes = width * y.dtype.itemsize
         words = words_of((y, x), (width,), nbytes)
         config = Config((words.tiles(y.nbytes),), (THREADS,))
@@ -220,12 +237,14 @@ class FlattenAndUnpad(_Rows):
     )
 
     def infer(self, x: Spec, indices: Spec) -> tuple[Inferred, ...]:
+        """Return the spec of output, and (M1, M2) as an array."""
         if len(x.shape) < 2:
             refuse(self.name, "input", "rank 2 or more", f"shape {x.shape}")
         self.check_indices(indices)
         return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
 
     def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
+        """Plan one launch that copies rows by indices."""
         config, words, binding = self.rows(x, indices, y, math.prod(y.shape[1:]))
         arguments = (x, indices, y, math.prod(x.shape[:2]), indices.size, words)
         return Plan((Launch("flatten_and_unpad", config, arguments, binding),))
@@ -250,6 +269,7 @@ class PadAndUnflatten(_Rows):
     outputs = (Output("output", "T", shape="shape (M1, M2, ...)"),)
 
     def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
+        """Return the spec of output; refuse rows that are not one for each index."""
         self.check_indices(indices)
         if len(dims) != 2:
             refuse(self.name, "unflatten_dims", "two extents (M1, M2)", f"{dims}")
@@ -259,6 +279,7 @@ class PadAndUnflatten(_Rows):
         return (Spec((*dims, *x.shape[1:]), x.dtype),)
 
     def plan(self, device: Device, x: Spec, indices: Spec, dims: tuple[int, ...], y: Spec) -> Plan:
+        """Plan a launch that finds the last row with each index, and one that copies rows."""
         n_rows, scratch = math.prod(dims), ScratchMemory()
         last_rows = scratch.take(n_rows, INT64)
         config, words, binding = self.rows(x, indices, y, math.prod(x.shape[1:]))

@@ -21,7 +21,7 @@ def slice_grad(
     axes: Integers | None = None,
     steps: Integers | None = None,
 ) -> HostArray:
-    """dX = zeros, but dX[slices] = dY."""
+    """Return dX of `shape`: zeros, but dX[slices] = dY."""
     slices = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -33,7 +33,7 @@ def slice_grad(
 
 
 def _slice(extent: int, start: int, end: int, step: int) -> slice:
-    """ONNX's slice of an axis; a start before the front is 0, also for a negative step."""
+    """Return ONNX's slice of an axis; a start before the front is 0, also for a negative step."""
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first, last = max(0, min(start, high)), max(low, min(end, high))
@@ -41,6 +41,7 @@ def _slice(extent: int, start: int, end: int, step: int) -> slice:
 
 
 def flatten_and_unpad(x: HostArray, indices: HostArray) -> HostArray:
+    """Return rows x.reshape(M1 M2, ...)[indices], zeros for an index out of range."""
     rows = x.reshape(-1, *x.shape[2:])
     inside = (indices >= 0) & (indices < len(rows))
     y = np.zeros((len(indices), *x.shape[2:]), x.dtype)
@@ -51,7 +52,7 @@ def flatten_and_unpad(x: HostArray, indices: HostArray) -> HostArray:
 def pad_and_unflatten(
     x: HostArray, indices: HostArray, unflatten_dims: tuple[int, int]
 ) -> HostArray:
-    """Y = zeros, but Y[indices[k]] = X[k], the last k of equal indices; rows as unflatten_dims."""
+    """Return y, zeros but y.reshape(M1 M2, ...)[indices[k]] = x[k], the last k of equal indices."""
     n_rows = math.prod(unflatten_dims)
     y = np.zeros((n_rows, *x.shape[1:]), x.dtype)
     inside = np.flatnonzero((indices >= 0) & (indices < n_rows))

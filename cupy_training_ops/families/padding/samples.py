@@ -66,7 +66,10 @@ def _slice_inputs(
 def _unpad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
-    """Rows to select with repetitions; a few of them outside."""
+    """Return rows, and n random indices into them, of which a few are out of range.
+
+    dims: (M1, M2). rest: shape of a row. index: dtype of the indices.
+    """
     indices = rng.integers(-1, dims[0] * dims[1] + 1, n).astype(index)
     return values(rng, (*dims, *rest), dtype), indices
 
@@ -74,13 +77,16 @@ def _unpad_inputs(
 def _pad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
-    """Rows in any order, some with the same place, some without one."""
+    """Return n rows and random indices for them, some equal, some out of range; dims: (M1, M2)."""
     indices = rng.integers(-1, dims[0] * dims[1] + 1, n).astype(index)
     return values(rng, (n, *rest), dtype), indices, dims
 
 
 def _samples(name: str, maker: Any, table: Sequence[Any]) -> Iterator[Sample]:
-    """The first row of the table in every type, the others in two types each."""
+    """Yield a sample for each row (label, *arguments, offset) of `table`.
+
+    Inputs are maker(rng, *arguments, dtype). The first row is in every dtype, others in two each.
+    """
     for i, (label, *arguments, offset) in enumerate(table):
         for dtype in (SIZES[i % 5], SIZES[(i + 2) % 5]) if i else FIXED_SIZE:
             make = partial(_in_order, maker, arguments=(*arguments, dtype))
@@ -88,12 +94,14 @@ def _samples(name: str, maker: Any, table: Sequence[Any]) -> Iterator[Sample]:
 
 
 def _rows(name: str, maker: Any) -> Iterator[Sample]:
+    """Yield samples of an operator of rows: each of ROWS, and int32 indices."""
     yield from _samples(name, maker, ROWS)
     make = partial(_in_order, maker, arguments=(*ROWS[0][1:4], SIZES[1], to_dtype("int32")))
     yield Sample(name, "float16-int32-indices", make)
 
 
 def _in_order(maker: Any, rng: Generator, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return maker(rng, *arguments)."""
     return maker(rng, *arguments)  # type: ignore[no-any-return]
 
 

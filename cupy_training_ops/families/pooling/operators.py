@@ -42,7 +42,7 @@ STORAGE_ORDER = attribute(
 )
 
 
-# Kernels for any windows, and those compiled for some.
+# The kernel for any windows, and the one compiled for some.
 KERNELS = {
     "AveragePool": ("average_pool", "average_pool__tiles"),
     "AveragePoolGrad": ("average_pool_grad", "average_pool_grad__tiles"),
@@ -52,7 +52,7 @@ KERNELS = {
 
 
 class _Pool(Op):
-    """An operator with windows, which follow from its attributes."""
+    """Base of pools and their gradients, whose windows follow from attributes."""
 
     domain = "ai.onnx"
     types: ClassVar[Types] = {"T": FLOATS}
@@ -74,7 +74,7 @@ class _Pool(Op):
     strides = STRIDES
 
     def windows(self, x: Shape) -> Windows:
-        """The windows of an X of this shape."""
+        """Return the windows of an X of shape `x`."""
         lengths = self.kernel_shape, self.strides, self.dilations, self.pads
         return windows_of(self.name, x, *lengths, self.auto_pad, self.ceil_mode)
 
@@ -88,8 +88,9 @@ class _Pool(Op):
     ) -> Plan:
         """Plan a kernel compiled for these windows if they can be tiled, else the general kernel.
 
-        x: X, or its gradient. written: the output whose elements the threads of the general kernel
-        share out, several neighbours each. widest: columns of a thread's tile at most.
+        x: X, or its gradient. ys: arrays of Y's shape. written: the output whose elements the
+        threads of the general kernel share out, several neighbours each. arguments: the kernel's
+        first ones. widest: columns of a thread's tile at most.
         """
         windows, (general, compiled) = self.windows(x.shape), KERNELS[self.name]
         numbers_by_rows = windows.numbers(0)  # as the compiled kernel numbers a plane's elements
@@ -98,6 +99,7 @@ class _Pool(Op):
             tiling = Tiling.of(windows, x, arrays, widest=widest, is_gradient=self.is_gradient)
             if tiling is not None:
                 return tiling.plan(compiled, arguments, self.count_include_pad)
+        # A thread makes `rows` neighbours along the axis before the last, `run` along the last.
         rows, run = (1, RUN) if self.is_gradient else (ROWS[written.dtype.itemsize], 1)
         if self.is_gradient:
             by_vectors = written.aligned and written.shape[-1] % RUN == 0
@@ -123,7 +125,7 @@ class _Pool(Op):
 
 
 def _axes(numbers: Shape, fill: int = 1) -> Shape:
-    """AXES numbers: `fill` in front."""
+    """Return AXES (3) numbers, with `fill` in front: (2, 5) is (1, 2, 5)."""
     return (fill,) * (AXES - len(numbers)) + numbers
 
 
@@ -176,10 +178,12 @@ class AveragePool(_Pool):
 
 
 class _Gradient(_Pool):
+    """Base of gradients, whose output is dX."""
+
     is_gradient = True
 
     def gradient_of(self, dy: Spec, x: Shape) -> tuple[Spec, ...]:
-        """The spec of dX."""
+        """Return the spec of dX, of shape `x`; refuse a dY of another shape than Y."""
         shape = self.windows(x).y_shape
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
@@ -243,12 +247,14 @@ class GlobalAveragePool(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y, with an extent of 1 for each axis behind the channels."""
         if len(x.shape) < 3 or 0 in x.shape[2:]:
             expected = "batch, channels and one dimension or more, with elements"
             refuse(self.name, "X", expected, f"shape {x.shape}")
         return (Spec((*x.shape[:2], *(1,) * (len(x.shape) - 2)), x.dtype),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch: a block sums a long plane, a warp a short one."""
         length = math.prod(x.shape[2:])
         is_long = length >= LONG
         symbol = "global_average_pool__block" if is_long else "global_average_pool__warp"

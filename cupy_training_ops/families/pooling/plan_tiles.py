@@ -21,35 +21,37 @@ MAX_OFFSET = 2**31 - 1  # of bytes of a plane, and of threads, which kernels cou
 
 @dataclass(frozen=True)
 class Axis(WindowAxis):
-    """Rows or columns of planes; `tile` windows of them are a thread's, or the part of dX in their
-    place."""
+    """Rows or columns of planes, of which a thread has `tile` windows.
+
+    In a gradient it makes the tile * stride elements of dX from where these windows begin.
+    """
 
     is_gradient: bool
     tile: int = 1
 
     @property
     def footprint(self) -> int:
-        """Elements of X from one tile to the next."""
+        """Return the elements of X from one tile to the next."""
         return self.tile * self.stride
 
     @property
     def windows(self) -> int:
-        """Number of windows that are divided into tiles."""
+        """Return the number of windows to divide; for a gradient steps of `stride` over dX."""
         return ceil_div(self.image, self.stride) if self.is_gradient else self.output
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
+        """Return the number of tiles."""
         return ceil_div(self.windows, self.tile)
 
     @property
     def span(self) -> int:
-        """The larger of a window's elements and the step to the next window."""
+        """Return the larger of a window's elements and the step to the next window."""
         return max(self.kernel, self.stride)
 
     @property
     def reach(self) -> int:
-        """Where the last window ends."""
+        """Return where the last window ends, counted from the first element of X."""
         return (self.output - 1) * self.stride - self.pad + self.kernel
 
     @property
@@ -70,7 +72,7 @@ class Axis(WindowAxis):
 
     @property
     def is_inside(self) -> bool:
-        """Return True if tiles reach nothing beside the array."""
+        """Return True if tiles read and write nothing outside of arrays, so need no checks."""
         if self.is_gradient:
             is_apart = self.pad == 0 and self.kernel <= self.stride
             is_whole = self.tiles * self.tile <= self.output and self.image % self.footprint == 0
@@ -80,6 +82,7 @@ class Axis(WindowAxis):
 
     def has_x_vectors(self, x: Spec) -> bool:
         """Return True if a tile's part of each row of X or dX is whole vectors."""
+        # Elements of a vector: the largest power of 2 that divides the footprint, 16 bytes at most.
         piece = min(self.footprint & -self.footprint, VEC_NBYTES // x.dtype.itemsize)
         end = self.tiles * self.footprint
         is_there = end == self.image if self.is_gradient else end <= self.image
@@ -96,7 +99,7 @@ _POINT = WindowAxis(image=1, output=1, kernel=1, stride=1, dilation=1, pad=0, en
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of all planes of `x`, which is X or dX, and of `ys`, of the shape of Y."""
+    """How planes are divided into tiles: `x` is X or dX, `ys` are arrays of the shape of Y."""
 
     rows: Axis
     columns: Axis
@@ -107,7 +110,7 @@ class Tiling:
     def of(
         cls, windows: Windows, x: Spec, ys: tuple[Spec, ...], *, widest: int, is_gradient: bool
     ) -> Tiling | None:
-        """Tiles of at most `widest` columns; None for windows that kernels are not compiled for."""
+        """Return tiles of `widest` columns at most; None for windows that get no own kernel."""
         axes = _axes(windows, is_gradient)
         if axes is None:
             return None
@@ -119,19 +122,19 @@ class Tiling:
 
     @property
     def n(self) -> int:
-        """Number of tiles."""
+        """Return the number of tiles of all planes."""
         planes = self.x.size // (self.rows.image * self.columns.image)
         return planes * self.rows.tiles * self.columns.tiles
 
     @property
     def is_small(self) -> bool:
-        """Return True if kernels can count in 32 bits."""
+        """Return True if kernels can count tiles, and bytes of a plane, in 32 bits."""
         planes = self.x.size // (self.rows.image * self.columns.image)
         most = max(spec.nbytes for spec in (self.x, *self.ys))
         return self.n <= MAX_OFFSET and most <= planes * MAX_OFFSET
 
     def constants(self, include_pad: bool | None) -> dict[str, str]:
-        """Constants of the compilation; `include_pad` is None where nothing is counted."""
+        """Return the kernel's macros; include_pad: None for operators that count no elements."""
         axes = {"ROWS": self.rows, "COLUMNS": self.columns}
         return slots(
             T=self.x.dtype,
@@ -149,7 +152,7 @@ class Tiling:
     def plan(
         self, symbol: str, arguments: tuple[object, ...], include_pad: bool | None = None
     ) -> Plan:
-        """The plan of a kernel whose first parameters are `arguments`."""
+        """Plan a launch of `symbol`, whose parameters are `arguments`, tiles and Planes."""
         axes = (self.rows, self.columns)
         planes = by_value(
             Planes,
@@ -164,7 +167,10 @@ class Tiling:
 
 
 def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
-    """The last two axes, if all before them are planes."""
+    """Return the last two axes as rows and columns, of kernels that can be compiled for them.
+
+    Else None: with dilations, windows of too many elements, or windows along a third axis.
+    """
     if any(axis.dilation > 1 < axis.kernel for axis in windows.axes):
         return None
     axes = [Axis(**vars(axis), is_gradient=is_gradient) for axis in (_POINT, *windows.axes)]
@@ -174,7 +180,10 @@ def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
 
 
 def _wide(columns: Axis, x: Spec, widest: int) -> Axis:
-    """Columns with tiles whose rows of X are vectors, or else with what neighbours share."""
+    """Return columns with the widest tile whose rows of X are whole vectors, `widest` at most.
+
+    If there is none: a tile of 2 where neighbouring windows overlap at stride 1, else of 1.
+    """
     tile = min(widest, VEC_NBYTES // x.dtype.itemsize // columns.stride)
     tile = 1 << max(tile, 1).bit_length() - 1
     while tile:
@@ -188,5 +197,5 @@ def _wide(columns: Axis, x: Spec, widest: int) -> Axis:
 
 
 def _tall(rows: Axis, most: int) -> Axis:
-    """Rows with the smallest tiles of which there are as few as of `most` rows."""
+    """Return rows with even tiles, as few of them as `most` windows a tile allow."""
     return replace(rows, tile=ceil_div(rows.windows, ceil_div(rows.windows, most)))

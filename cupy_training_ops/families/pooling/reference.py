@@ -15,6 +15,8 @@ from .windows import Windows, windows_of
 
 
 class _Attributes(TypedDict):
+    """Attributes that all pools have."""
+
     auto_pad: str
     ceil_mode: bool
     dilations: Shape | None
@@ -27,7 +29,7 @@ class _Attributes(TypedDict):
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
-    """The largest element of each window, NaN before all, and its number in the plane."""
+    """Return the largest element of each window, NaN before all, and its number in all of X."""
     windows = windows_of("MaxPool", x.shape, **attributes)
     numbers = _numbers(windows, storage_order)
     y = np.full(windows.y_shape, -np.inf, x.dtype)
@@ -49,7 +51,7 @@ def max_pool_grad(
     storage_order: int,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    """dX[i] = sum of dY over the windows whose largest element is i."""
+    """Return dX[i] = sum of dY over the windows whose largest element is i."""
     windows = windows_of("MaxPoolGrad", shape, **attributes)
     numbers, dx = _numbers(windows, storage_order), np.zeros(shape)
     for at, elements in windows.taps():
@@ -58,7 +60,7 @@ def max_pool_grad(
 
 
 def _numbers(windows: Windows, storage_order: int) -> HostArray:
-    """Every element's number, in the shape of X."""
+    """Return every element's number as Indices count it, in the shape of X."""
     planes = np.arange(windows.batch * windows.channels) * math.prod(windows.image)
     numbers = planes.reshape(windows.batch, windows.channels, *(1,) * len(windows.image))
     places = np.indices(windows.image, sparse=True)
@@ -71,7 +73,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
-    """The mean of each window's elements."""
+    """Return the mean of each window's elements."""
     windows = windows_of("AveragePool", x.shape, **attributes)
     y = np.zeros(windows.y_shape)
     for at, elements in windows.taps():
@@ -87,7 +89,7 @@ def average_pool_grad(
     count_include_pad: bool,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    """dX[i] = sum of dY / count over the windows that contain i."""
+    """Return dX[i] = sum of dY / count over the windows that contain i."""
     windows = windows_of("AveragePoolGrad", shape, **attributes)
     shares, dx = dy / _counts(windows, count_include_pad), np.zeros(shape)
     for at, elements in windows.taps():
@@ -96,7 +98,7 @@ def average_pool_grad(
 
 
 def _counts(windows: Windows, include_pad: bool) -> HostArray:
-    """Elements that count of each window of a plane, at least 1, so that nothing divides by 0."""
+    """Return how many elements of each window count, in the shape of a plane of Y; at least 1."""
     counts = np.ones(())
     for axis in windows.axes:
         places = np.arange(axis.output) * axis.stride - axis.pad
@@ -108,5 +110,6 @@ def _counts(windows: Windows, include_pad: bool) -> HostArray:
 
 @quiet
 def global_average_pool(x: HostArray) -> HostArray:
+    """Return the mean over all axes from the third on, which stay with extent 1."""
     axes = tuple(range(2, x.ndim))
     return cast(x.mean(axes, dtype=np.float64, keepdims=True), x.dtype)

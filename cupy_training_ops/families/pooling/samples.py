@@ -25,7 +25,10 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 class Call(NamedTuple):
-    """A pool, and what only one kind has."""
+    """A pool: shape of X, window, attributes of both kinds, of max pools and of average pools.
+
+    offset: elements that arrays begin off alignment.
+    """
 
     label: str
     x: Shape
@@ -37,7 +40,7 @@ class Call(NamedTuple):
     of_average: Mapping[str, Any] = {}
 
     def windows(self) -> Windows:
-        """The windows of all four operators."""
+        """Return the windows, which all four operators share."""
         return windows_of("", self.x, self.kernel, **{**DEFAULTS, **self.attributes})
 
 
@@ -128,16 +131,20 @@ def _normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _few(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Few values, so that the largest is seldom alone."""
+    """Return random integers from -3 to 3, so that the largest is seldom alone."""
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
 def _gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
+    """Return AveragePoolGrad's inputs: random dY, and the shape of X."""
     return _normal(rng, call.windows().y_shape, dtype), call.x
 
 
 def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """dY, and for each window one of its elements; some indices are of no element of theirs."""
+    """Return random dY, Indices and the shape of X.
+
+    An index is of a random element of its window, clipped to X, so that some are of no element.
+    """
     windows = call.windows()
     dy = _normal(rng, windows.y_shape, dtype)
     steps = windows.numbers(call.of_max.get("storage_order", 0))
@@ -152,13 +159,14 @@ def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """The inputs of an operator."""
+    """Return the inputs of the operator `name`."""
     if name.endswith("Grad"):
         return (_max_gradients if name == "MaxPoolGrad" else _gradients)(rng, call, dtype)
     return ((_few if name == "MaxPool" else _normal)(rng, call.x, dtype),)
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield a sample of each of CALLS in each of its dtypes."""
     for call in CALLS:
         own = call.of_max if name.startswith("Max") else call.of_average
         attributes = {"kernel_shape": call.kernel, **call.attributes, **own}
@@ -173,6 +181,7 @@ def _plane(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
 
 
 def _plane_samples() -> Iterator[Sample]:
+    """Yield samples of GlobalAveragePool: each of PLANES in each dtype."""
     for label, shape, offset in PLANES:
         for dtype in FLOATS:
             make = partial(_plane, shape=shape, dtype=dtype)

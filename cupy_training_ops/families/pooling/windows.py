@@ -17,9 +17,9 @@ Slices = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """One axis: window o of `output` has the elements o stride - pad + k dilation, k < kernel.
+    """One axis: window o (of `output`) has elements o stride - pad + k dilation, 0 <= k < kernel.
 
-    Those among the `image` elements of X count; `end` pads are behind them.
+    image: elements of X, numbered from 0. pad, end: pads before and behind them.
     """
 
     image: int
@@ -32,12 +32,13 @@ class WindowAxis:
 
     @property
     def pads_end(self) -> int:
-        """Where the pads behind X end."""
+        """Return where the pads behind X end, counted from its first element."""
         return self.image + self.end
 
     def overlap(self, k: int) -> tuple[slice, slice]:
-        """The windows whose element k is one of X, and these elements."""
+        """Return slices of the windows whose element k lies in X, and of these elements of X."""
         offset = k * self.dilation - self.pad
+        # The first o with o stride + offset >= 0, and the last with it < image.
         first = max(0, -(offset // self.stride))
         last = min(self.output - 1, (self.image - 1 - offset) // self.stride)
         if last < first:
@@ -48,7 +49,7 @@ class WindowAxis:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a pool in planes of X (batch, channels, ...), which has 1 to 3 axes."""
+    """The windows of a pool of X (batch, channels, ...); axes: the 1 to 3 behind channels."""
 
     batch: int
     channels: int
@@ -56,28 +57,35 @@ class Windows:
 
     @property
     def image(self) -> Shape:
-        """The extents of a plane of X."""
+        """Return the extents of a plane of X."""
         return tuple(axis.image for axis in self.axes)
 
     @property
     def output(self) -> Shape:
-        """The extents of a plane of Y."""
+        """Return the extents of a plane of Y."""
         return tuple(axis.output for axis in self.axes)
 
     @property
     def y_shape(self) -> Shape:
-        """The shape of Y."""
+        """Return the shape of Y."""
         return (self.batch, self.channels, *self.output)
 
     def numbers(self, storage_order: int) -> Shape:
-        """Steps of an element's number along each axis: by rows, or, for 1, by columns."""
+        """Return by how much an element's number in its plane grows along each axis.
+
+        storage_order: 0 numbers along the last axis first (strides of C), 1 along the first one.
+        """
         image, axes = self.image, range(len(self.axes))
         if storage_order:
             return tuple(math.prod(image[:axis]) for axis in axes)
         return tuple(math.prod(image[axis + 1 :]) for axis in axes)
 
     def taps(self) -> Iterator[tuple[Slices, Slices]]:
-        """Yield (windows, elements) for each tap of the kernel: X[elements] are in the windows."""
+        """Yield indices (windows, elements) for each place k in the kernel.
+
+        X[elements] is element k of the windows of Y[windows], so that a maximum is
+        maximum(Y[windows], X[elements]) over all k.
+        """
         overlaps = ([axis.overlap(k) for k in range(axis.kernel)] for axis in self.axes)
         for pairs in itertools.product(*overlaps):
             windows, elements = zip(*pairs, strict=True)
@@ -94,7 +102,10 @@ def windows_of(
     auto_pad: str,
     ceil_mode: bool,
 ) -> Windows:
-    """The windows of X (N, C, ...); None stands for ONNX's default for each axis."""
+    """Return the windows of an X of shape (N, C, ...); other arguments are ONNX's attributes.
+
+    op: name for errors. None stands for ONNX's default: strides and dilations 1, pads 0.
+    """
     rank = len(kernel_shape)
     if not 1 <= rank <= MAX_AXES:
         refuse(op, "kernel_shape", f"1 to {MAX_AXES} integers", f"{kernel_shape}")

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from ...declare.facts import Slot, Struct, i32, i64
 
-THREADS = 256
-UNROLL = 4  # packets of 16 bytes a thread has in flight
-CHUNK_NBYTES = Slot(32_768)
-CAPACITY = Slot(192)  # tensors a launch: 20 bytes each, 4,000 in all
+THREADS = 256  # threads of a block
+UNROLL = 4  # vectors of 16 bytes that a thread loads together
+CHUNK_NBYTES = Slot(32_768)  # bytes of a tensor's chunk, which a block reads
+# Tensors of a launch, at most. Each takes 20 bytes of the launch's arguments, which have 4 KB: an
+# address, a size and its first chunk.
+CAPACITY = Slot(192)
 
-# Slabs of n_rows rows of n_columns; a block sums `span` rows of a tile of columns.
+# An array of n_slabs x n_rows x n_columns elements, summed over rows. The rows of a slab are
+# divided into n_spans spans of `span` rows, its columns into n_tiles tiles: a block sums one span
+# of one tile.
 Slabs = Struct("Slabs", n_slabs=i64, n_rows=i64, n_columns=i64, span=i64, n_spans=i32, n_tiles=i32)

@@ -44,18 +44,18 @@ Block = tuple[int, ...]
 
 INT32 = to_dtype("int32")
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
-COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
-MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
+COLUMN_BLOCKS = 4  # the same of column sums, whose partial sums are as wide as a tile
+MANY_COLUMNS = 65_536  # packets (16 bytes of columns), from which on a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
 COLUMNS, SINGLE_COLUMNS = "reduce_sum_training__columns", "reduce_sum_training__single_columns"
-SHORT_ROWS = tuple(2**i for i in range(6))  # packets of a row, each of which a lane takes
+SHORT_ROWS = tuple(2**i for i in range(6))  # packets of short rows, a lane for each
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
 
 
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
-    """Make a launch from x to y of this family, whose kernels have the same macros."""
+    """Make a launch of `grid` blocks, compiled for input type x and output type y."""
     binding = slots(T=x, Y=y, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), block), args, binding)
 
@@ -97,6 +97,7 @@ class ReduceSumTraining(Op):
     types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
 
     def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
+        """Return the spec of the sum: axes that are reduced have extent 1, or fall off."""
         if not axes and self.noop_with_empty_axes:
             return (Spec(x.shape, x.dtype),)
         reduced = self._reduced_axes(x, axes)
@@ -116,6 +117,7 @@ class ReduceSumTraining(Op):
         return reduced
 
     def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
+        """Plan a launch for each pass; sums between passes are in scratch memory."""
         reduced = self._reduced_axes(x, axes)
         steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
         room = _Room(device)
@@ -137,7 +139,8 @@ def _summed_in(dtype: Dtype) -> Dtype:
 def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
     """Yield the passes of a sum, each over an (A, R, B) array; the one with the largest R first.
 
-    Neighbouring axes are merged if both are reduced, or neither.
+    Neighbouring axes are merged if both are reduced, or neither. (6, 5, 70, 8) over axes 0 and 2:
+    Pass(30, 70, 8), then Pass(1, 6, 40).
     """
     dims = [[shape[axis], axis in reduced] for axis in range(len(shape)) if shape[axis] != 1]
     merged = dims[:1]
@@ -149,6 +152,7 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
     if not any(is_reduced for _, is_reduced in merged):
         yield Pass(1, 1, math.prod(shape))
     while any(is_reduced for _, is_reduced in merged):
+        # The place of the longest axis to be reduced.
         i = max(range(len(merged)), key=lambda i: merged[i][0] * merged[i][1])
         extents = [extent for extent, _ in merged]
         yield Pass(math.prod(extents[:i]), extents[i], math.prod(extents[i + 1 :]))
@@ -157,7 +161,7 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Array that a pass reads or writes: the launch argument, its dtype and alignment."""
+    """Array that a pass reads or writes: the launch argument, its dtype, True if it is aligned."""
 
     argument: Spec | Scratch
     dtype: Dtype
@@ -181,7 +185,10 @@ class _Room:
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
     def partial_sums(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
-        """Allocate (partial sums, tickets); (None, None) if sums have one span."""
+        """Allocate (partial sums, tickets) for n_sums sums in n_spans parts each.
+
+        They are (None, None) for one part. dtype: of the elements.
+        """
         if n_spans == 1:
             return None, None
         return self.scratch.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
@@ -189,14 +196,14 @@ class _Room:
 
 @dataclass(frozen=True)
 class Pass:
-    """One sum over the middle of an (A, R, B) array, and the launch that makes it."""
+    """One sum over the middle axis of an (A, R, B) array, and the launch that makes it."""
 
     A: int
     R: int
     B: int
 
     def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Launch the kernel that suits the shape."""
+        """Plan a launch of the kernel that suits the shape, from array x to y."""
         if self.R == 1:
             return self._copy(x, y)
         if self.B > 1:
@@ -210,20 +217,20 @@ class Pass:
         return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
 
     def _copy(self, x: _Place, y: _Place) -> Launch:
-        """Launch a copy, for sums of one term: 0 + -0.0 would lose the sign."""
+        """Plan a copy, for sums of one term: 0 + -0.0 would lose the sign."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
         grid = ceil_div(n * x.dtype.itemsize, THREADS * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _short_rows(self, x: _Place, y: _Place, lanes: int) -> Launch:
-        """Launch a kernel in which each lane sums one packet (16 bytes), and lanes share a row."""
+        """Plan a launch in which each thread sums one packet (16 bytes), `lanes` threads a row."""
         args = (x.argument, y.argument, self.A, lanes)
         grid = ceil_div(self.A * lanes, THREADS * UNROLL)
         return _launch("reduce_sum_training__short_rows", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
-        """Launch a kernel in which 1 to 32 lanes of a warp sum a row.
+        """Plan a launch in which 1 to 32 lanes of a warp sum a row of so many `packets`.
 
         Lanes are a power of 2 with about two packets (16 bytes) each, more in rows that need more
         than a warp.
@@ -236,7 +243,7 @@ class Pass:
         return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
 
     def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
-        """Launch a kernel in which blocks sum spans of a row; the last block adds their sums."""
+        """Plan a launch in which blocks sum spans of a row; the last block adds their sums."""
         span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
         n_spans = ceil_div(packets, span)
         shared = room.partial_sums(self.A, n_spans, x.dtype)
@@ -244,15 +251,16 @@ class Pass:
         return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
 
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Launch a kernel that sums columns: a thread has a packet of neighbouring columns.
+        """Plan a launch that sums columns: a thread has a packet of neighbouring columns.
 
-        Threads of a block, and the blocks of each span, share the R rows.
+        Threads of a block share `span` of the R rows, n_spans blocks all of them. A slab is one of
+        the A matrices (R, B); a tile is as many packets of a row as a block is wide.
         """
         width = VEC_NBYTES // x.dtype.itemsize
         whole = self.B % width == 0 and x.aligned and y.aligned
         packets = self.B // width if whole else self.B
         n_tiles, block = column_block(self.A, self.R, packets)
-        groups = ceil_div(self.A, block[2]) * n_tiles
+        groups = ceil_div(self.A, block[2]) * n_tiles  # blocks, if each took all rows
         most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
         span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
         n_spans = max(1, ceil_div(self.R, span))
@@ -265,7 +273,11 @@ class Pass:
 
 
 def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
-    """Return the number of tiles of a row of `packets`, and a block: (packets, rows, slabs)."""
+    """Return how many tiles a row of `packets` has, and threads of a block: (packets, rows, slabs).
+
+    n_slabs: matrices; n_rows: of each.
+    """
+    # A thread adds UNROLL rows at a time, once, or four times where there are many columns.
     batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
     rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
     n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))
@@ -278,10 +290,12 @@ def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[in
 
 
 def _batches(xs: tuple[Spec, ...]) -> list[Batch]:
+    """Divide a list of tensors among launches."""
     return one_or_more_batches(xs, CHUNK_NBYTES, CAPACITY)
 
 
 def _blocks(device: Device, n_chunks: int) -> int:
+    """Return the blocks of a launch: one a chunk, but no more than keep the GPU busy."""
     return max(1, min(n_chunks, BLOCKS * device.multiprocessors))
 
 
@@ -308,6 +322,7 @@ class ReduceAllL2(Op):
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        """Plan a launch for each batch of tensors; the last writes y."""
         most = BLOCKS * device.multiprocessors
         launch = partial(_launch, "reduce_all_l2", x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
@@ -345,6 +360,7 @@ class IsAllFinite(Op):
         return (Spec((), BOOL),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        """Plan a launch for each batch of tensors, which share counters; the last writes y."""
         kernel = "is_all_finite"
         if self.isinf_only or self.isnan_only:
             kernel = "is_all_finite__isinf_only" if self.isinf_only else "is_all_finite__isnan_only"
@@ -379,6 +395,7 @@ class All(Op):
         return (Spec((1,), BOOL),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch; blocks share two counters, which it leaves zero."""
         blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
         scratch = ScratchMemory()
         poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)

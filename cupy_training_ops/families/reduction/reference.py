@@ -19,7 +19,7 @@ def reduce_sum_training(
     keepdims: bool,
     noop_with_empty_axes: bool,
 ) -> HostArray:
-    """Sum over axes, in float64; data itself where each of them has one element."""
+    """Return the sum over axes, floats in float64; data itself where each axis has one element."""
     if not axes and noop_with_empty_axes:
         return data
     axes = axes or tuple(range(data.ndim))
@@ -32,6 +32,7 @@ def reduce_sum_training(
 
 @quiet
 def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None) -> HostArray:
+    """Return sqrt(sum of squares) of all elements, in output_type, or x's dtype if that is None."""
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     return cast(np.sqrt(np.asarray(total)), y_type)
@@ -39,6 +40,7 @@ def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None) -> HostA
 
 @quiet
 def is_all_finite(x: Sequence[HostArray], *, isinf_only: bool, isnan_only: bool) -> HostArray:
+    """Return a bool () that no element is infinite or NaN; *_only: looks for one of them alone."""
     fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
     return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
 

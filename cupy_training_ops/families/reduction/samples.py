@@ -65,7 +65,7 @@ FINITE: tuple[tuple[str, float, dict[str, Any]], ...] = (
 
 
 def numbers(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Normal values, or integers of the type's whole range."""
+    """Return random normal numbers, or integers of the dtype's whole range."""
     if dtype in FLOATS:
         return np.asarray(rng.standard_normal(shape)).astype(dtype)
     limits = np.iinfo(dtype)
@@ -73,17 +73,19 @@ def numbers(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _data_and_axes(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Return ReduceSumTraining's inputs: random data of `shape`, and the axes."""
     return numbers(rng, shape, dtype), axes
 
 
 def _slack(inputs: Sequence[Any], keepdims: bool = True) -> tuple[Any, ...]:
+    """Return how far each sum may be off by rounding, in the shape of `reduced`."""
     data, axes = inputs
     sums = rounding_of_sums(data, axes, data.dtype)
     return (np.expand_dims(sums, axes) if keepdims else sums,)
 
 
 def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
-    """Rows with one special value each, and one with all of them."""
+    """Return rows with one of SPECIALS each, one of -0.0 alone, one with all; axes (1,)."""
     values = np.array(SPECIALS).astype(dtype)
     data = numbers(rng, (values.size + 2, 33), dtype)
     data[np.arange(values.size), rng.integers(0, 33, values.size)] = values
@@ -95,11 +97,12 @@ def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 def _tensor_list(
     rng: Generator, shapes: tuple[Shape, ...], dtype: Any, scale: float = 1.0
 ) -> tuple[Any, ...]:
+    """Return a list of random tensors of these shapes, with numbers of size `scale`."""
     return ([(scale * numbers(rng, s, FLOAT64)).astype(dtype) for s in shapes],)
 
 
 def _with(rng: Generator, value: float, dtype: Any) -> tuple[Any, ...]:
-    """Three tensors, `value` somewhere in the second."""
+    """Return a list of three tensors, with `value` at a random place of the second."""
     (xs,) = _tensor_list(rng, ((40, 7), (999,), (0, 3)), dtype)
     with np.errstate(all="ignore"):
         xs[1][rng.integers(0, 999)] = np.array(value).astype(dtype)
@@ -107,6 +110,7 @@ def _with(rng: Generator, value: float, dtype: Any) -> tuple[Any, ...]:
 
 
 def _bools(_rng: Generator, n: int, false: int | None) -> tuple[Any, ...]:
+    """Return n bools, all True but the one numbered `false`, if there is one."""
     x = np.ones(n, np.bool_)
     if false is not None:
         x[false] = False
@@ -162,7 +166,7 @@ def _finite() -> Iterator[Sample]:
 
 
 def _all() -> Iterator[Sample]:
-    """Yield samples of All: n bools, of which the one numbered `false` is False."""
+    """Yield samples of All: n bools, of which one, numbered `false`, is False."""
     name = "All"
     for label, n, false, offset in (
         ("ordinary", 1024, None, 0),

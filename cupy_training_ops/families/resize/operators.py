@@ -89,6 +89,7 @@ class ResizeGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, x: Spec, roi: object, scales: Scales) -> tuple[Spec]:
+        """Check shapes and scales; return the spec of dX, that of X."""
         for name, spec in (("dY", dy), ("X", x)):
             if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
                 expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
@@ -102,6 +103,7 @@ class ResizeGrad(Op):
     def _check_scales(
         self, outputs: tuple[int, ...], pixels: tuple[int, ...], scales: Scales
     ) -> None:
+        """Refuse scales that do not take `pixels` (shape of X) to `outputs` (shape of dY)."""
         if scales is None:
             return
         if len(scales) != 4 or not all(scale > 0 for scale in scales):
@@ -114,6 +116,7 @@ class ResizeGrad(Op):
     def plan(
         self, device: Device, dy: Spec, x: Spec, roi: object, scales: Scales, dx: Spec
     ) -> Plan:
+        """Plan one launch: of the kernel for X that was doubled, or of the general one by tiles."""
         compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
         axes = [
             self._axis(dx.shape[i], dy.shape[i], scales[i] if scales else None, compute.type)
@@ -135,8 +138,12 @@ class ResizeGrad(Op):
             and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
         )
 
-    # A lane is a thread: it makes `band` rows of dX below a piece, 16 bytes of a row of dY.
     def _upsample2x_launch(self, device: Device, dy: Spec, dx: Spec) -> Launch:
+        """Plan a launch in which a thread (lane) makes `band` rows of dX.
+
+        Their columns are those below a piece, 16 bytes of a row of dY. Threads have more rows once
+        there are LANES of them for each multiprocessor.
+        """
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
         room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
@@ -147,10 +154,13 @@ class ResizeGrad(Op):
         arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
         return Launch("resize_grad__upsample2x", config, arguments, _slots(dx.dtype))
 
-    # A warp makes a tile of dX: `band` rows of `strip` columns.
     def _tile_launch(
         self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void
     ) -> Launch:
+        """Plan a launch in which a warp makes a tile of dX: `band` rows of `strip` columns.
+
+        rows, columns: the two axes, as structs Axis.
+        """
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
         strip = _even(n_columns, self._widest(dy.shape[3], float(columns["ratio"])))
         n_strips = ceil_div(n_columns, strip)
@@ -165,7 +175,7 @@ class ResizeGrad(Op):
         return Launch("resize_grad", config, arguments, binding)
 
     def _widest(self, n_outputs: int, ratio: float) -> int:
-        """The most columns of a tile of dX: a warp sums all columns of dY that touch them at once.
+        """Return the most columns of a tile of dX: a warp has room for COLUMNS of dY that touch it.
 
         n_outputs: columns of dY. ratio: columns of dX for one of dY.
         """
@@ -177,7 +187,11 @@ class ResizeGrad(Op):
     def _axis(
         self, pixels: int, outputs: int, scale: float | None, kind: type[np.floating]
     ) -> np.void:
-        """The kernel's Axis; its ratio has the type of positions."""
+        """Return the kernel's Axis.
+
+        pixels, outputs: extents of dX and dY. scale: outputs for a pixel, None: from the extents.
+        kind: the type that positions are computed in.
+        """
         align_corners = self.coordinate_transformation_mode == "align_corners"
         if align_corners:
             ratio = kind(pixels - 1) / kind(outputs - 1) if outputs > 1 else kind(0)
@@ -192,12 +206,13 @@ class ResizeGrad(Op):
 
 
 def _slots(dtype: Dtype) -> dict[str, str]:
+    """Return the macros of kernels: element type and type of sums."""
     row = element_type(dtype)
     return {"T": row.c_type, "ACC": row.accumulator}
 
 
 def _even(n: int, most: int) -> int:
-    """The length of equal parts of n, as few of them as `most` a part allows."""
+    """Return the length of even parts of n, as few of them as `most` a part allows."""
     return ceil_div(n, ceil_div(n, most))
 
 

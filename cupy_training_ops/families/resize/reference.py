@@ -29,7 +29,7 @@ def resize_grad(
     extrapolation_value: float,
     nearest_mode: str,
 ) -> HostArray:
-    """dX of linear interpolation: dY shared out to its two neighbours, axis after axis."""
+    """Return dX of linear interpolation: dY shared out to its two neighbours, axis after axis."""
     del roi, mode, antialias, axes, keep_aspect_ratio_policy  # none changes anything
     del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
     dx = dy.astype(np.float64)
@@ -46,7 +46,10 @@ def resize_grad(
 def _taps(
     n: int, m: int, scale: float | None, align_corners: bool, real: Any
 ) -> tuple[HostArray, HostArray]:
-    """The pixel below each output, and what the output takes of the next one."""
+    """Return the pixel below each of m outputs, and what an output takes of the next pixel, 0 to 1.
+
+    n: pixels along the axis. real: type that positions are computed in.
+    """
     o = np.arange(m, dtype=real)
     if align_corners:
         position = o * (real(n - 1) / real(m - 1) if m > 1 else real(0))
@@ -58,7 +61,10 @@ def _taps(
 
 
 def _share_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
-    """Every output's gradient to its two pixels, along the first axis."""
+    """Return dX, n pixels along axis 0: each row of dY is added to pixels low and low + 1.
+
+    low, share: of each output, as _taps gives them.
+    """
     share = share.reshape(-1, *[1] * (dy.ndim - 1))
     dx = np.zeros((n, *dy.shape[1:]))
     _add_runs(dx, low, (1 - share) * dy)
@@ -68,7 +74,7 @@ def _share_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostA
 
 
 def _add_runs(dx: HostArray, rows: HostArray, values: HostArray) -> None:
-    """dx[rows] += values, where rows ascend."""
-    several, first = np.unique(rows, return_index=True)
+    """Add values[i] to dx[rows[i]] for all i, where rows ascend and may repeat."""
+    several, first = np.unique(rows, return_index=True)  # equal rows are neighbours
     if several.size:
         dx[several] += np.add.reduceat(values, first)

@@ -39,6 +39,7 @@ DOUBLED = {
 def _inputs(
     rng: Generator, shape: tuple[int, ...], outputs: tuple[int, int], scales: Any, dtype: Any
 ) -> tuple[Any, ...]:
+    """Return random dY (N, C, *outputs) and X of `shape`, no roi, and the scales."""
     dy = rng.standard_normal((*shape[:2], *outputs)).astype(dtype)
     x = rng.standard_normal(shape).astype(dtype)
     return dy, x, None, scales

@@ -28,6 +28,7 @@ class _AlongAxis(Op):
     axis = attribute(integer, -1, doc="from -rank to rank - 1")
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
+        """Return the spec of the output, that of the first input; refuse other shapes."""
         first = inputs[0]
         from_front(self.name, self.axis, len(first.shape))
         for declared, spec in zip(self.inputs, inputs, strict=True):
@@ -37,10 +38,11 @@ class _AlongAxis(Op):
         return (Spec(first.shape, first.dtype),)
 
     def lines(self, x: Spec) -> Lines:
-        """The lines that are normalised."""
+        """Return the lines to normalise: those along the axis."""
         return Lines.along(x.shape, self.axis % len(x.shape))
 
     def plan(self, device: Device, *specs: Spec) -> Plan:
+        """Plan one launch over lines; specs: the inputs and the output."""
         t = specs[0].dtype
         nbytes = register_nbytes(device, t)
         n_read = len(specs) - 1
@@ -53,19 +55,21 @@ class _AlongAxis(Op):
 
 
 class _FromAxisOn(_AlongAxis):
-    """Rows before opset 13: everything from the axis on is one."""
+    """Base of operators before opset 13, where a row is everything from the axis on."""
 
     axis = attribute(
         integer, 1, doc="from -rank to rank - 1; a row is everything from this axis on"
     )
 
     def lines(self, x: Spec) -> Lines:
-        """The rows."""
+        """Return the rows to normalise."""
         axis = self.axis % len(x.shape)
         return Lines(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]), 1)
 
 
 class _Softmax(_AlongAxis):
+    """Base of the forwards: Y of X."""
+
     domain = "ai.onnx"
     since = 13
     inputs = (Input("X", "T", shape="any shape"),)

@@ -22,7 +22,7 @@ from ...rules.widening import quiet
 
 @quiet
 def softmax(x: HostArray, *, axis: int) -> HostArray:
-    """e^(x - max) / sum of e^(x - max), along an axis."""
+    """Return e^(x - max) / sum of e^(x - max), along an axis."""
     y, kind = np.empty(x.shape, x.dtype), working_type(x)
     for of_x, of_y in pieces(axis, x, y):
         shares = below_zero(of_x, of_y, kind)
@@ -34,6 +34,7 @@ def softmax(x: HostArray, *, axis: int) -> HostArray:
 
 @quiet
 def log_softmax(x: HostArray, *, axis: int) -> HostArray:
+    """Return (x - max) - ln(sum of e^(x - max)), along an axis."""
     y, kind = np.empty(x.shape, x.dtype), working_type(x)
     for of_x, of_y in pieces(axis, x, y):
         put(of_y, log_of_lines(of_x, of_y, kind))
@@ -42,7 +43,7 @@ def log_softmax(x: HostArray, *, axis: int) -> HostArray:
 
 @quiet
 def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
-    """dX = Y (dY - sum of Y dY), along an axis."""
+    """Return dX = Y (dY - sum of Y dY), along an axis."""
     dx, kind = np.empty(dy.shape, dy.dtype), working_type(dy)
     for of_dy, of_y, of_dx in pieces(axis, dy, y, dx):
         wide_dy, wide_y = (each.astype(kind, copy=False) for each in (of_dy, of_y))
@@ -56,7 +57,7 @@ def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
 
 @quiet
 def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
-    """dX = dY - e^X sum of dY, X the output of LogSoftmax, along an axis."""
+    """Return dX = dY - e^X sum of dY, X the output of LogSoftmax, along an axis."""
     dx, kind = np.empty(dy.shape, dy.dtype), working_type(dy)
     for of_dy, of_x, of_dx in pieces(axis, dy, x, dx):
         wide_dy = of_dy.astype(kind, copy=False)
@@ -68,14 +69,16 @@ def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
 
 
 def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
+    """Return softmax_grad_13 over rows: everything from the axis on is one."""
     return softmax_grad_13(_rows(dy, axis), _rows(y, axis), axis=-1).reshape(dy.shape)
 
 
 def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
+    """Return log_softmax_grad_13 over rows: everything from the axis on is one."""
     return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis), axis=-1).reshape(dy.shape)
 
 
 def _rows(x: HostArray, axis: int) -> HostArray:
-    """A matrix whose rows are everything from the axis on."""
+    """Return a matrix with all dimensions before the axis as rows, the others as columns."""
     before = x.shape[: axis % x.ndim]
     return x.reshape(math.prod(before), math.prod(x.shape[len(before) :]))

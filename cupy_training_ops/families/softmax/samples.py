@@ -45,12 +45,12 @@ SPECIALS: tuple[tuple[float, ...], ...] = (
 
 
 def logits(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Numbers whose softmax is neither flat nor one-hot."""
+    """Return random normal numbers of deviation 2, whose softmax is neither flat nor one-hot."""
     return np.asarray(2 * rng.standard_normal(shape)).astype(dtype)
 
 
 def inputs(rng: Generator, name: str, shape: Shape, dtype: Any, axis: int = -1) -> tuple[Any, ...]:
-    """X; or dY and the softmax, or its logarithm, of something along the axis."""
+    """Return X; or, for a gradient, dY and the softmax or its logarithm of random numbers."""
     x = logits(rng, shape, dtype)
     if not name.partition("_")[0].endswith("Grad"):
         return (x,)
@@ -59,7 +59,7 @@ def inputs(rng: Generator, name: str, shape: Shape, dtype: Any, axis: int = -1) 
 
 
 def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
-    """Special values at the start and in the middle of lines; a line of -inf alone."""
+    """Return X with SPECIALS at columns 0 and 31 of lines, and a line of -inf alone."""
     values = np.array(SPECIALS).astype(dtype)
     x = logits(rng, (2 * len(values) + 1, 67), dtype)
     x[: len(values), :3] = values
@@ -69,7 +69,7 @@ def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 
 
 def _calls(name: str, number: int) -> Iterator[Sample]:
-    """Yield an ordinary sample of each type, and other shapes and axes in two types each."""
+    """Yield an ordinary sample of each dtype; CALLS in two each, in turn from `number` on."""
     for dtype in FLOATS:
         make = partial(inputs, name=name, shape=(16, 64), dtype=dtype)
         yield Sample(name, f"{dtype_name(dtype)}-ordinary", make)
@@ -81,6 +81,7 @@ def _calls(name: str, number: int) -> Iterator[Sample]:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
+    """Yield an operator's samples, with special values for the forwards."""
     yield from _calls(name, number)
     if name in ("Softmax", "LogSoftmax"):
         for dtype in (FLOAT32, *FLOATS[2:]):

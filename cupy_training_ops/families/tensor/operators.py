@@ -73,6 +73,7 @@ class View(ViewOp):
     bitwise_exact = True
 
     def infer(self, x: Spec, shapes: tuple[Shape, ...]) -> tuple[tuple[Spec, ...]]:
+        """Return the specs of the pieces; refuse shapes that do not add up to the input."""
         sizes = list(map(math.prod, shapes))
         if sum(sizes) != x.size:
             total = " + ".join(map(str, sizes)) or "nothing"
@@ -110,6 +111,7 @@ class ConcatTraining(Op):
     bitwise_exact = True
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Inferred, ...]:
+        """Return the spec of the joined array, and the lengths along the axis as int64."""
         if not xs:
             refuse(self.name, "inputs", "at least one array", "an empty list")
         axis = from_front(self.name, self.axis, len(xs[0].shape))
@@ -122,6 +124,12 @@ class ConcatTraining(Op):
         return Spec(joined, xs[0].dtype), np.array(lengths, INT64)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec, lengths: Spec) -> Plan:
+        """Plan a launch that writes y in words, whose arguments or table say where parts start.
+
+        y is seen as n_rows rows; a part is an input with elements, `widths` of them in a row, and
+        `starts` are words of a row. A table is in scratch memory, for more parts than arguments
+        hold.
+        """
         n_rows = math.prod(y.shape[: self.axis % len(y.shape)])
         parts = [x for x in xs if x.size]
         widths = [x.size // n_rows for x in parts]
@@ -142,17 +150,18 @@ class ConcatTraining(Op):
 
 
 def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True if two shapes are equal but for one axis."""
     rest = [(a, b) for i, (a, b) in enumerate(zip(shape, other, strict=False)) if i != axis]
     return len(shape) == len(other) and all(a == b for a, b in rest)
 
 
 def _starts(widths: Iterable[int]) -> list[int]:
-    """Where each part starts, and where the last one ends."""
+    """Return where each part starts, and where the last one ends: [3, 2] gives [0, 3, 5]."""
     return list(itertools.accumulate(widths, initial=0))
 
 
 def _even(n: int, parts: Sequence[Spec]) -> np.void:
-    """The kernel's divisor by a part's words, if all n words were shared out evenly."""
+    """Return a Divisor by n / parts, with which kernels guess the part that a word is in."""
     return divisor(max(1, n // len(parts)))
 
 
@@ -164,7 +173,11 @@ def _by_table(
     starts: list[int],
     words: Words,
 ) -> Plan:
-    """Launches that write the table of parts into scratch memory, and one that reads it."""
+    """Plan launches that write the table of parts to scratch memory, and `symbol`, which reads it.
+
+    head: the kernel's first arguments; behind them are the number of parts and the table. starts:
+    words of a row at which parts start, and where the last one ends.
+    """
     scratch = ScratchMemory()
     table = scratch.take(len(starts), Part.of().dtype)
     fill = _even_fill if len(set(map(int, np.diff(starts)))) == 1 else _fill
@@ -172,11 +185,13 @@ def _by_table(
     return scratch.plan(*fill(table, parts, starts, words), launch)
 
 
-# Launches that write table[i] = (address of parts[i], starts[i]), as many parts in each as a launch
-# knows by value; one entry more has the end of the last part.
 def _fill(
     table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
 ) -> Iterator[Launch]:
+    """Yield launches that write table[i] = (address of parts[i], starts[i]).
+
+    Each has as many parts as its arguments hold; a last entry has the end of the last part.
+    """
     most = CAPACITIES[-1]
     for first in range(0, len(parts), most):
         batch = parts[first : first + most]
@@ -186,10 +201,10 @@ def _fill(
         yield _launch("tensor__table", config, arguments, words, capacity)
 
 
-# The table of `_fill` where all parts are as wide: starts[i] = i * starts[1].
 def _even_fill(
     table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
 ) -> Iterator[Launch]:
+    """Yield launches that write the table of `_fill` where starts[i] = i * starts[1]."""
     config = Config((1,), (EVEN_CAPACITY + 1,))
     for first in range(0, len(parts), EVEN_CAPACITY):
         batch = tuple(parts[first : first + EVEN_CAPACITY])
@@ -200,7 +215,7 @@ def _even_fill(
 def _by_value(
     struct: Struct, arrays: Sequence[Spec], **columns: Sequence[int] | HostArray
 ) -> tuple[tuple[Pointers, np.void], int]:
-    """Launch arguments, the addresses of arrays and a struct of `columns`; and their capacity.
+    """Return ((addresses of arrays, struct of `columns`), capacity), arguments of a launch.
 
     A column has an entry for each array and one more; zeros fill it up to capacity + 1 entries.
     """
@@ -209,7 +224,6 @@ def _by_value(
     return (Pointers(tuple(arrays), capacity), by_value(struct.of(capacity), **padded)), capacity
 
 
-# A launch of a kernel that copies `words`, and has room for `capacity` arrays in its arguments.
 def _launch(
     symbol: str,
     config: Config,
@@ -217,6 +231,7 @@ def _launch(
     words: Words,
     capacity: int = CAPACITIES[0],
 ) -> Launch:
+    """Plan a launch that copies `words`, with room for `capacity` arrays in its arguments."""
     return Launch(symbol, config, arguments, words.slots | {"CAPACITY": str(capacity)})
 
 
@@ -248,6 +263,7 @@ class SplitTraining(Op):
     bitwise_exact = True
 
     def infer(self, x: Spec, split: Shape | None) -> tuple[tuple[Spec, ...]]:
+        """Return the specs of the parts."""
         axis = from_front(self.name, self.axis, len(x.shape))
         sizes = split or self._even(x.shape[axis])
         if sum(sizes) != x.shape[axis]:
@@ -259,6 +275,7 @@ class SplitTraining(Op):
         return (tuple(Spec((*before, size, *after), x.dtype) for size in sizes),)
 
     def _even(self, length: int) -> tuple[int, ...]:
+        """Return `num_outputs` equal sizes that add up to `length`, or refuse."""
         n = self.num_outputs
         if n is None:
             refuse(self.name, "num_outputs", "at least 1 where split is empty", "None")
@@ -267,6 +284,11 @@ class SplitTraining(Op):
         return (length // n,) * n
 
     def plan(self, device: Device, x: Spec, split: Shape | None, outputs: tuple[Spec, ...]) -> Plan:
+        """Plan launches for MAX_SPLIT outputs each, or one with a table for very many narrow ones.
+
+        x is seen as n_rows rows; a part is an output with elements, `widths` of them in a row.
+        `starts` are words of a row, `tiles` blocks.
+        """
         n_rows = math.prod(x.shape[: self.axis % len(x.shape)])
         parts = [y for y in outputs if y.size]
         widths = [y.size // n_rows for y in parts]
@@ -284,6 +306,7 @@ class SplitTraining(Op):
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
+            # With these kernels divide by a part's width (core/fast_division.cuh).
             multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
             table, capacity = _by_value(
                 Split, batch, column=columns, tile=tiles, multiplier=multipliers

@@ -29,7 +29,7 @@ ORDINARY = ((16, 32), (16, 64), (16, 16))
 
 
 def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
-    """Numbers of any type: normal ones, random bits for integers."""
+    """Return random normal numbers, bools, or integers of random bits."""
     if dtype == BOOL:
         return rng.random(shape) < 0.5
     if dtype.kind in "iu":
@@ -39,6 +39,7 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _view_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+    """Return a flat array and the shapes of its pieces."""
     n = sum(int(np.prod(shape)) for shape in shapes)
     return values(rng, (n,), dtype), list(shapes)
 
@@ -50,6 +51,7 @@ def _concat_inputs(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tup
 def _split_inputs(
     rng: Generator, shapes: tuple[Shape, ...], axis: int, dtype: Any
 ) -> tuple[Any, ...]:
+    """Return an array of parts with `shapes` joined along the axis, and their lengths."""
     whole = list(shapes[0])
     split = tuple(shape[axis] for shape in shapes)
     whole[axis] = sum(split)

@@ -10,7 +10,7 @@ from .modes import in_evaluation as in_evaluation
 from .modes import in_training as in_training
 from .nodes import with_gradients as with_gradients
 
-RULES_OF = (  # modules that fill the table
+RULES_OF = (  # modules that fill the table of rules as they are imported
     "control",
     "elementwise",
     "losses",

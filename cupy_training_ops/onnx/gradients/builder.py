@@ -19,11 +19,11 @@ from ..writing import with_inferred
 from .rules import BOOL, BY_BODY, RULES, STRAIGHT, UNDEFINED, ZERO, Rule, Site
 from .writer import Writer, is_real, sum_of_sequences
 
-SUFFIX = "_grad"  # of the name of a value's gradient, as upstream has it
+SUFFIX = "_grad"  # of the name of a value's gradient, as in ONNX Runtime
 
 
 def with_rules(graph: Graph) -> Graph:
-    """The graph with bodies in place of the nodes whose operators have no rule."""
+    """Return the graph with bodies (ONNX's functions of nodes) for operators that have no rule."""
     known = (RULES.keys() | ZERO | UNDEFINED.keys()) - BY_BODY
     expanded = expand(graph, lambda node: node.is_standard and node.op_type not in known)
     return graph if expanded is graph else with_inferred(expanded)
@@ -36,10 +36,12 @@ def add_gradients(
     parameters: Collection[str] = (),
     model: str = "the model",
 ) -> tuple[Graph, dict[str, str]]:
-    """The graph with the gradients of `loss`, one number, and their names by those of `names`.
+    """Return the graph with nodes for d loss / d x of each x in `names`, and {x: gradient's name}.
 
-    parameters: the constants that may change, those of `names` or more. A value that the loss does
-    not depend on has none. ArgumentError names all nodes on the way whose operator has no gradient.
+    loss: the name of a value of one element. parameters: names of constants whose values will
+    change; rules take the others as fixed. An x that the loss does not depend on is not in the
+    result. ArgumentError names all nodes on the way whose operator has no gradient. model: the
+    model's name in it.
     """
     writer, places = Writer(graph, {*names, *parameters}), range(len(graph.nodes))
     one = writer.constant(loss + SUFFIX, np.ones((), writer.types.get(loss, FLOAT32)))
@@ -54,16 +56,22 @@ def add_products(
     names: Sequence[str],
     problems: Problems,
 ) -> dict[str, str]:
-    """Add the gradients of the nodes at these places; their names by those of `names`.
+    """Add nodes to `writer` that carry gradients back through its nodes of indices `places`.
 
-    seeds: values, each with the name of its own gradient.
+    seeds: pairs of a value's name and its gradient's, from which this begins. Return {x: gradient's
+    name} of each x in `names` that the seeds depend on. problems: collects, then raises as one
+    error, the nodes whose gradient cannot be made.
     """
     gradients = _Backward(writer, places, names, problems).run(seeds)
     return {name: gradients[name] for name in names if name in gradients}
 
 
 class _Backward:
-    """One pass from values with known gradients to others."""
+    """One backward pass over the nodes of indices `places` in `writer`, for the values `names`.
+
+    moving: names of values that depend on `names`, so that a gradient has to pass through them.
+    parts: by a value's name, the names of gradients that its readers gave, to be added up.
+    """
 
     def __init__(
         self, writer: Writer, places: Sequence[int], names: Sequence[str], problems: Problems
@@ -71,10 +79,13 @@ class _Backward:
         self._places = places
         self.writer, self.problems = writer, problems
         self.moving = dependents([writer.forward[i] for i in places], writer.types, names)
-        self.parts: dict[str, list[str]] = {}  # of a value's gradient, to be added up
+        self.parts: dict[str, list[str]] = {}
 
     def run(self, seeds: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """The names of gradients by value."""
+        """Add the nodes; return {value's name: its gradient's name}.
+
+        seeds: pairs (name of a value, name of its gradient) to begin with.
+        """
         for name, gradient in seeds:
             self.parts.setdefault(name, []).append(gradient)
         self._refuse_without_rules()
@@ -85,7 +96,7 @@ class _Backward:
         return gradients | {name: self._sum(name) for name in self.parts if name not in gradients}
 
     def _refuse_without_rules(self) -> None:
-        """Refuse a graph for all nodes at once between the seeds and the parameters."""
+        """Refuse the graph, naming all nodes without a rule between the parameters and seeds."""
         reached = set(self.parts)
         for node in (self.writer.forward[i] for i in reversed(self._places)):
             moving = self.moving.intersection(node.inputs)
@@ -98,6 +109,11 @@ class _Backward:
         self.problems.refuse()
 
     def _node(self, place: int, gradients: dict[str, str]) -> None:
+        """Add the nodes of one node's rule; put its outputs' gradients, now whole, in `gradients`.
+
+        place: the node's index in writer.forward. gradients: {value's name: its gradient's name}.
+        All readers of the outputs come later in the graph, so that they are done.
+        """
         node = self.writer.forward[place]
         for name in node.outputs:
             if name in self.parts:
@@ -122,7 +138,7 @@ class _Backward:
                     self.writer.shapes.setdefault(result.name, self.writer.shapes[name])
 
     def _sum(self, name: str) -> str:
-        """The gradient of a value, the sum of its parts."""
+        """Return the name of a value's gradient, a node that sums its parts if there are several"""
         parts = self.parts[name]
         if len(parts) == 1:
             return parts[0]
@@ -134,11 +150,11 @@ class _Backward:
 def dependents(
     nodes: Iterable[Node], types: Mapping[str, Dtype], names: Collection[str]
 ) -> set[str]:
-    """The values that move with those of `names`, these included.
+    """Return the names of values that have a derivative with respect to those of `names`, too.
 
-    Whole numbers do not move, but for those that stand for real ones.
+    Integers have none, but for those that operators of STRAIGHT round real numbers to.
     """
-    moving, straight = set(names), set[str]()
+    moving, straight = set(names), set[str]()  # straight: integers that have a gradient
     for node in nodes:
         if moving.isdisjoint(node.inputs) or node.op_type in ZERO:
             continue
@@ -155,6 +171,7 @@ def dependents(
 
 
 def _rule_of(node: Node) -> Rule:
+    """Return the rule of a node's operator; ArgumentError with the reason if it has none."""
     rule = RULES.get(node.op_type)
     if rule is not None:
         return rule

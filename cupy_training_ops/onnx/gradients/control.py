@@ -6,6 +6,10 @@ s, ys = Loop(n, c, s_0) <(i, c, s) => (c, f(s), g(s))>
 The loop also gives the s that each run begins with. Then, from the last run to the first:
 
 ds = Loop(n, "", ds_n) <(j, c, ds) => (c, f'(s_i) ds + g'(s_i) dys_i)>    i = n - 1 - j
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -27,12 +31,20 @@ from .writer import Writer, is_real, sum_of_sequences, zeros_of
 
 
 class _Body:
-    """A graph that a node runs, to which gradients are added."""
+    """A graph that a node runs (a branch or a body), to which gradients are added by `writer`.
+
+    part: the graph. outputs: names of its outputs.
+    """
 
     def __init__(self, site: Site, part: Graph, own: Sequence[Value]) -> None:
-        """own: its inputs, but for what it reads around it."""
+        """Prepare; own: the inputs before the captured ones, with the types known outside.
+
+        Captured values, and the gradients of the node's outputs, become inputs, constants constants
+        of the body.
+        """
         self.part, writer = part, site.writer
         n = len(part.inputs) - part.n_captured
+        # Inputs of the body: captured values by name, and gradients (with the value they are like).
         around = dict.fromkeys(item.name for item in part.inputs[n:])
         self._constants = {
             name: writer.constants[name]
@@ -61,12 +73,18 @@ class _Body:
         self.outputs = [item.name for item in part.outputs]
 
     def add_gradients(self, seeds: Sequence[tuple[str, str]], names: Sequence[str]) -> Any:
-        """Add the gradients of these values; their names."""
+        """Add nodes for the gradients of `names`; return {name: gradient's name}.
+
+        seeds: (value, its gradient) by names.
+        """
         places = range(len(self.writer.forward))
         return add_products(self.writer, places, seeds, names, Problems("its graph"))
 
     def moving(self, names: set[str], states: Sequence[str], results: Sequence[str]) -> set[str]:
-        """These values, and the states that depend on them in some run."""
+        """Return `names`, and those of `states` that depend on them after any number of runs.
+
+        results: the output of the body that becomes each state in the next run.
+        """
         nodes, types = self.writer.forward, self.writer.types
         while True:
             reached = dependents(nodes, types, names)
@@ -77,28 +95,31 @@ class _Body:
             names = names | more
 
     def is_real(self, name: str) -> bool:
-        """Return True of real numbers, and of what may be."""
+        """Return True of a value of floating or unknown type."""
         return is_real(self.writer.sequences.get(name) or self.writer.types.get(name))
 
     def seed(self, name: str, like: str) -> str:
-        """A name for a value like another, which the graph has as an input from now on."""
+        """Return a new name for an input of the backward graph, with type and shape of `like`."""
         seed = self.writer.new_name(name)
         self.writer.declare_like(seed, like)
         return seed
 
     def sum(self, a: str, b: str) -> str:
-        """Add the sum of two values."""
+        """Add the sum of two values, arrays or sequences; return its name."""
         name = f"{a}_sum"
         if a in self.writer.sequences:
             return sum_of_sequences(self.writer, (a, b), name)
         return self.writer.add("Add", (a, b), name)[0]
 
     def value(self, name: str) -> Value:
-        """The declaration of a value."""
+        """Return the declaration of a value."""
         return _value(self.writer, name, name)
 
     def graph(self, first: Sequence[Node], own: Sequence[str], outputs: Sequence[str]) -> Graph:
-        """The graph from its first nodes to these outputs, without what these do not need."""
+        """Return the backward graph: nodes `first`, then those of the body that `outputs` need.
+
+        own: names of its inputs.
+        """
         whole = self.writer.result()
         nodes = (*first, *whole.nodes)
         nodes = tuple(nodes[i] for i in places_of(nodes, outputs))
@@ -109,13 +130,16 @@ class _Body:
         return Graph(nodes, inputs, results, constants, whole.types, whole.shapes)
 
     def reads(self, outputs: Sequence[str]) -> set[str]:
-        """The values that these outputs are made of."""
+        """Return the names of all values that these outputs are computed of, and the outputs."""
         nodes = self.writer.result().nodes
         read = {name for i in places_of(nodes, outputs) for name in nodes[i].inputs}
         return read | {*outputs}
 
     def with_states_of_runs(self, names: Sequence[str]) -> tuple[Graph, list[str]]:
-        """The graph as it was, with outputs that are inputs of each run; their names."""
+        """Return the forward graph with inputs `names` as more outputs, and these outputs' names.
+
+        A loop stacks them over its runs: so the backward loop gets the states of each run.
+        """
         copies = [self.writer.new_name(f"{name}_before") for name in names]
         version = self.writer.version
         nodes = [
@@ -137,7 +161,7 @@ class _Body:
 
 
 def _value(writer: Writer, like: str, name: str) -> Value:
-    """The declaration of a value that is like another of a graph."""
+    """Return the declaration of `name`, with type and shape of the value `like` of the writer."""
     if like in writer.sequences:
         return Value(name, writer.sequences[like], None, is_sequence=True)
     known = writer.constants.get(like)
@@ -148,7 +172,10 @@ def _value(writer: Writer, like: str, name: str) -> Value:
 def _run(
     site: Site, op_type: str, inputs: Sequence[str], likes: Sequence[str], **attributes: Any
 ) -> list[Term]:
-    """Add a node that runs graphs; its results, which are like other values of the graph."""
+    """Add a node `op_type` over values `inputs` that runs the graphs in `attributes`.
+
+    Return its results. likes: for each result, the name of a value of its type and shape.
+    """
     writer = site.writer
     node = with_captures(Node(op_type, "", writer.version, tuple(inputs), (), attributes))
     title = f"{site.node.name or site.node.outputs[0]}{SUFFIX}/{op_type}"
@@ -162,7 +189,10 @@ def _run(
 
 @gradient("If")
 def if_(site: Site) -> Sequence[Term | None]:
-    """The gradients of the branch that runs; zeros of what it does not read."""
+    """An If of the same condition, whose branches compute the gradients of captured values.
+
+    A value that one branch does not read has a gradient of zeros there.
+    """
     condition, *captured = site.node.inputs
     wanted = [name for name, is_wanted in zip(captured, site.wanted[1:], strict=True) if is_wanted]
     bodies, gradients = {}, {}
@@ -184,7 +214,10 @@ def if_(site: Site) -> Sequence[Term | None]:
 
 @gradient("SequenceMap")
 def sequence_map(site: Site) -> Sequence[Term | None]:
-    """The gradients of each run; what all runs read has the sum of theirs."""
+    """A SequenceMap whose body computes the gradients of one run.
+
+    An input that is a sequence gets the sequence of them, one that all runs read gets their sum.
+    """
     part, writer = parts_around(site.node)["body"], site.writer
     n_own = len(part.inputs) - part.n_captured
     outside = [*site.node.inputs[:n_own], *(item.name for item in part.inputs[n_own:])]
@@ -196,7 +229,7 @@ def sequence_map(site: Site) -> Sequence[Term | None]:
     ]
     body = _Body(site, part, own)
     pairs = [(y, dy) for y, dy in zip(body.outputs, site.dys, strict=True) if dy is not None]
-    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]
+    seeds = [body.seed(f"{y}{SUFFIX}", y) for y, _ in pairs]  # inputs: elements of the dys
     inside = [item.name for item in part.inputs]
     wanted = [name for name, is_wanted in zip(inside, site.wanted, strict=True) if is_wanted]
     gradients = body.add_gradients(
@@ -216,13 +249,16 @@ def sequence_map(site: Site) -> Sequence[Term | None]:
 
 
 def _element(item: Value, dtype: Dtype | None) -> Value:
-    """The declaration of a sequence's array, of which the rank alone is believed."""
+    """Return the declaration of a body's input, an element of a sequence of this dtype.
+
+    Of its declared shape only the rank is taken, since elements may differ in extents.
+    """
     shape = None if item.shape is None else (None,) * len(item.shape)
     return Value(item.name, item.dtype or dtype, shape)
 
 
 def _sum_of_runs(site: Site, sequence: Term, like: str) -> Term:
-    """The sum of a sequence of gradients of one value."""
+    """Return the sum of a sequence's arrays, gradients of the value `like`."""
     site.writer.sequences[sequence.name] = site.writer.types.get(like)
     rows = site.op("ConcatFromSequence", sequence, axis=0, new_axis=1)
     return site.op("ReduceSum", rows, site.ints(0), keepdims=0)
@@ -232,7 +268,14 @@ def _sum_of_runs(site: Site, sequence: Term, like: str) -> Term:
 
 
 class _Runs:
-    """The backward runs of a Loop or Scan: its states and what is added up over them."""
+    """The states of a backward Loop or Scan: gradients of states, and sums over all runs.
+
+    with_gradient: names in the body of the states that have a gradient; places: their indices.
+    seeds: inputs of the backward body, their gradients behind a run. captured: captured values that
+    have a gradient; sums: inputs of the backward body, their gradients summed so far. outputs: of
+    the backward body, the new value of each of seeds and sums. others: gradient by name of
+    `others`.
+    """
 
     def __init__(
         self,
@@ -242,9 +285,10 @@ class _Runs:
         states: Sequence[str],
         others: Sequence[str] = (),
     ) -> None:
-        """first: the place of the first state among the node's inputs; states: in the body.
+        """Find which values have a gradient.
 
-        others: values of the body whose gradients are wanted of each run.
+        first: the index of the first state among the node's inputs. states: their names in the
+        body. others: names in the body of inputs whose gradient each run gives by itself.
         """
         self.site, self.body = site, body
         self._first, self._others = first, others
@@ -255,19 +299,22 @@ class _Runs:
         initial = site.wanted[first : first + n]
         pairs = zip(node.inputs[start:], site.wanted[start:], strict=True)
         self.captured = [name for name, is_wanted in pairs if is_wanted]
-        # States have a gradient if their start needs one, or if they depend on what needs one.
+        # States have a gradient if their start needs one, or if they depend on a value that does.
         starts = {s for s, is_wanted in zip(states, initial, strict=True) if is_wanted}
         names = body.moving(starts.union(self.captured, others), states, results)
         self.places = [k for k, name in enumerate(states) if name in names]
         self.with_gradient = [states[k] for k in self.places]
-        # Inputs of the backward body: gradients of these states behind a run.
         self.seeds = [body.seed(f"{name}{SUFFIX}", name) for name in self.with_gradient]
+        # Pairs (output of the body that becomes a state, its gradient), with which a run begins.
         self.seeds_of_results = [
             (results[k], seed) for k, seed in zip(self.places, self.seeds, strict=True)
         ]
 
     def add_gradients(self, seeds: Sequence[tuple[str, str]]) -> None:
-        """Add the gradients of states, of what is read around the graph, and of others."""
+        """Add the gradients of states, captured values and others to the body.
+
+        seeds: (output of the body that is stacked, its gradient in this run) by names.
+        """
         body = self.body
         names = [*self.with_gradient, *self.captured, *self._others]
         gradients = body.add_gradients([*self.seeds_of_results, *seeds], names)
@@ -281,11 +328,14 @@ class _Runs:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of the backward body by these states."""
+        """The backward body's inputs that are states."""
         return [*self.seeds, *self.sums]
 
     def initial(self) -> list[str]:
-        """Gradients of the last states, and zeros."""
+        """Return the names of the backward states' first values.
+
+        They are the gradients of the node's last states (zeros without one), and zeros for sums.
+        """
         finals = [self.site.extra_output(k) for k in self.places]
         dys = [self.site.dys[k] if k < len(self.site.dys) else None for k in self.places]
         writer = self.site.writer
@@ -295,11 +345,14 @@ class _Runs:
 
     @property
     def likes(self) -> list[str]:
-        """Values like the results."""
+        """Values of the types and shapes of the backward node's last states."""
         return [*(self.site.node.inputs[self._first + k] for k in self.places), *self.captured]
 
     def results(self, terms: Sequence[Term], others: Mapping[int, Term]) -> list[Term | None]:
-        """The gradients by the node's inputs; others by place."""
+        """Return the gradient of each of the node's inputs, None without one.
+
+        terms: the backward node's last states. others: gradients of other inputs by index.
+        """
         n, names = len(self.places), self.site.node.inputs
         states = dict(zip((self._first + k for k in self.places), terms, strict=False))
         sums = dict(zip(self.captured, terms[n:], strict=False))
@@ -310,7 +363,11 @@ class _Runs:
 
 @gradient("Loop")
 def loop(site: Site) -> Sequence[Term | None]:
-    """The gradients of the runs that there were, from the last one to the first."""
+    """A Loop over the forward loop's runs, from the last to the first (see the module).
+
+    It counts j = 0, 1, ...; its body first computes i = n - 1 - j (n runs), and takes the states of
+    run i from stacks that the forward loop gives as more outputs.
+    """
     part = parts_around(site.node)["body"]
     n_own = len(part.inputs) - part.n_captured
     step, condition, *states = [item.name for item in part.inputs[:n_own]]
@@ -321,7 +378,7 @@ def loop(site: Site) -> Sequence[Term | None]:
     ]
     body = _Body(site, part, own)
     runs = _Runs(site, body, 2, states)
-    scans = []
+    scans = []  # each stacked output of the body, and its gradient in run `step`: dy[step]
     for y, dy in zip(body.outputs[n_own - 1 :], site.dys[n_own - 2 :], strict=False):
         if dy is not None:
             scans.append((y, body.writer.add("Gather", (dy.name, step), dy.name)[0]))
@@ -335,6 +392,7 @@ def loop(site: Site) -> Sequence[Term | None]:
     body.writer.constants[condition] = np.array(True)
     back, go = (body.writer.new_name(name) for name in ("back", "go"))
     version = site.writer.version
+    # The body's input `back` is j; `step` is i = n - 1 - j, and stored states are those of run i.
     first = [Node("Sub", "", version, (last.name, back), (step,))]
     first += [
         Node("Gather", "", version, (stack, step), (name,))
@@ -348,8 +406,11 @@ def loop(site: Site) -> Sequence[Term | None]:
 
 
 def _state(item: Value, initial: Value) -> Value:
-    """The declaration of a state: extents may change from run to run, and those that the graph
-    says may be others than those of the first."""
+    """Return the declaration of a loop's state by `item`, that in the body, and its first value's.
+
+    initial: the first value's declaration. Extents may change from run to run: one is known only
+    where both say the same.
+    """
     if initial.is_sequence:
         return Value(item.name, initial.dtype or item.dtype, None, is_sequence=True)
     shape = initial.shape
@@ -360,7 +421,11 @@ def _state(item: Value, initial: Value) -> Value:
 
 
 def _store(site: Site, body: _Body, states: Sequence[str], step: str) -> tuple[Term, list[str]]:
-    """Let a loop give these states of each run; how many runs there were, and the stacks' names."""
+    """Let the forward Loop stack `states` of each run as more outputs.
+
+    Return the number of runs, an int64 scalar (the length of a stack), and the stacks' names.
+    step: the body's input that counts runs, stacked if there is nothing else to measure.
+    """
     n_states = len(body.part.inputs) - body.part.n_captured - 2
     n_scans = len(body.outputs) - 1 - n_states
     known = [y for y in site.outputs[n_states:] if y is not None]
@@ -378,17 +443,13 @@ def _store(site: Site, body: _Body, states: Sequence[str], step: str) -> tuple[T
 
 
 class _ScanFacts(NamedTuple):
-    """How a Scan goes over arrays: along which axis of each, and which way (1: backwards).
-
-    in: of the arrays that are scanned, inputs behind the states; out: of the stacks, outputs behind
-    the states.
-    """
+    """How a Scan goes over its arrays and stacks its results."""
 
     n_states: int
-    in_axes: Sequence[int]
-    in_ways: Sequence[int]
-    out_axes: Sequence[int]
-    out_ways: Sequence[int]
+    in_axes: Sequence[int]  # of each scanned array (inputs behind the states)
+    in_ways: Sequence[int]  # 1: from its end
+    out_axes: Sequence[int]  # of each stack (outputs behind the states)
+    out_ways: Sequence[int]  # 1: filled from its end
 
 
 class _Scanned(NamedTuple):
@@ -401,7 +462,7 @@ class _Scanned(NamedTuple):
 
 
 def _scan_facts(site: Site, part: Graph) -> _ScanFacts:
-    """Return the facts of a Scan whose body is `part`."""
+    """Return the axes and directions of a Scan whose body is `part`, 0 where left out."""
     n_scans = site.attribute("num_scan_inputs", 0)
     n_states = len(part.inputs) - part.n_captured - n_scans
     n_stacks = len(site.node.outputs) - n_states
@@ -416,7 +477,11 @@ def _scan_facts(site: Site, part: Graph) -> _ScanFacts:
 
 @gradient("Scan")
 def scan(site: Site) -> Sequence[Term | None]:
-    """A scan in the other direction, over the same arrays and the states of each run."""
+    """A Scan in the other direction, whose body computes the gradients of one run.
+
+    It goes over the gradients of the stacks, the scanned arrays, and stacks of the states of each
+    run, which the forward scan gives as more outputs.
+    """
     node, part = site.node, parts_around(site.node)["body"]
     facts = _scan_facts(site, part)
     n_states, in_axes = facts.n_states, facts.in_axes
@@ -425,7 +490,7 @@ def scan(site: Site) -> Sequence[Term | None]:
     states, xs = names[:n_states], names[n_states:]
     wanted = [x for k, x in enumerate(xs) if site.wanted[n_states + k]]
     runs = _Runs(site, body, 0, states, wanted)
-    scanned: list[_Scanned] = []
+    scanned: list[_Scanned] = []  # what the backward scan goes over, the other way round
     seeds = []
     for k, dy in enumerate(site.dys[n_states:]):
         if dy is not None:
@@ -437,14 +502,14 @@ def scan(site: Site) -> Sequence[Term | None]:
     results = list(runs.others.values())
     if not (runs.outputs or results):
         return []
-    needed = body.reads([*runs.outputs, *results])
+    needed = body.reads([*runs.outputs, *results])  # of states and slices, only these are stored
     scanned += _store_states(site, body, [name for name in states if name in needed], facts)
     scanned += [
         _Scanned(x, node.inputs[n_states + k], in_axes[k], 1 - facts.in_ways[k])
         for k, x in enumerate(xs)
         if x in needed or not scanned
     ]
-    places = [k for k, x in enumerate(xs) if x in runs.others]
+    places = [k for k, x in enumerate(xs) if x in runs.others]  # scanned arrays with a gradient
     terms = _run(
         site,
         "Scan",
@@ -465,7 +530,10 @@ def scan(site: Site) -> Sequence[Term | None]:
 
 
 def _scan_inputs(site: Site, part: Graph, facts: _ScanFacts) -> list[Value]:
-    """Return the declarations of the body's states, then of the slices that it scans."""
+    """Return the declarations of the body's states, then of the slices that it scans.
+
+    part: the body. facts: axes of the scanned arrays, which the slices lack.
+    """
     n = facts.n_states + len(facts.in_axes)
     items = zip(part.inputs[:n], site.node.inputs[:n], strict=True)
     rows = [(item, _value(site.writer, name, name)) for item, name in items]
@@ -483,7 +551,10 @@ def _scan_inputs(site: Site, part: Graph, facts: _ScanFacts) -> list[Value]:
 def _store_states(
     site: Site, body: _Body, states: Sequence[str], facts: _ScanFacts
 ) -> list[_Scanned]:
-    """Let the scan stack these states of each run, for the backward scan to go over."""
+    """Let the forward Scan stack these states of each run, by more outputs than its `facts` have.
+
+    Return the stacks as arrays for the backward scan, which reads them from the end.
+    """
     node = site.node
     graph, _ = body.with_states_of_runs(states)
     stacks = [site.writer.new_name(f"{name}_runs") for name in states]

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of operators that compute each element by itself, and repeat what is smaller.
+"""Gradients of element-wise operators, with NumPy's broadcasting of their inputs.
 
-What is far out must not make a NaN of a gradient of 0: choices instead of products with 0.
+A gradient of 0 is chosen (Where), not multiplied by 0, which would make NaN of an infinity.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ FORMULAS: dict[str, Callable[[Site, Term, Term, Term], Term]] = {
 
 
 def _by_formula(formula: Callable[[Site, Term, Term, Term], Term]) -> Rule:
+    """Return the rule of an operator of one input; formula(site, dy, x, y) returns dx."""
+
     def rule(site: Site) -> Sequence[Term]:
         return [formula(site, site.dys[0], site.inputs[0], site.outputs[0])]
 
@@ -69,7 +75,7 @@ def elu(site: Site) -> Sequence[Term | None]:
 
 @gradient("Selu")
 def selu(site: Site) -> Sequence[Term | None]:
-    """gamma times that of Elu."""
+    """dx = gamma dy where x > 0, else gamma dy alpha e^x."""
     alpha = site.attribute("alpha", SELU_ALPHA)
     dy = site.dys[0] * site.attribute("gamma", SELU_GAMMA)
     return [_exponential_below_0(site, dy, alpha, 1.0)]
@@ -82,7 +88,7 @@ def celu(site: Site) -> Sequence[Term | None]:
 
 
 def _exponential_below_0(site: Site, dy: Term, factor: float, rate: float) -> Term:
-    """dy where x > 0, else dy factor e^(rate x)."""
+    """Return dy where x > 0, else dy factor e^(rate x)."""
     x = site.inputs[0]
     slope = site.op("Exp", x if rate == 1 else x * rate)
     below = dy * (slope if factor == 1 else slope * factor)
@@ -157,14 +163,14 @@ def softsign(site: Site) -> Sequence[Term | None]:
 
 @gradient("QuickGelu", "Swish")
 def swish(site: Site) -> Sequence[Term | None]:
-    """Y = x sigmoid(alpha x), by one node."""
+    """y = x s, s = sigmoid(alpha x): dx = dy s (1 + alpha x (1 - s)), by one node."""
     alpha = site.attribute("alpha", 1.702 if site.node.op_type == "QuickGelu" else 1.0)
     return [site.own("QuickGeluGrad", site.dys[0], site.inputs[0], alpha=alpha)]
 
 
 @gradient("Gelu")
 def gelu(site: Site) -> Sequence[Term | None]:
-    """dX by one node, in the form that the operator has."""
+    """dx by one node: of x Phi(x), or of its approximation by tanh."""
     by_tanh = site.attribute("approximate", "none") == "tanh"
     op_type = "FastGeluGrad" if by_tanh else "GeluGrad"
     return [site.own(op_type, site.dys[0], site.inputs[0])]
@@ -172,7 +178,7 @@ def gelu(site: Site) -> Sequence[Term | None]:
 
 @gradient("BiasGelu", "FastGelu")
 def bias_gelu(site: Site) -> Sequence[Term | None]:
-    """dX by one node, dB = sum of dX."""
+    """y = gelu(x + bias): dx by one node, dbias = sum of dx."""
     (dy,), (x, *bias) = site.dys, site.inputs
     is_fast = site.node.op_type == "FastGelu"
     if not bias or bias[0] is None:
@@ -183,7 +189,7 @@ def bias_gelu(site: Site) -> Sequence[Term | None]:
 
 @gradient("FakeQuant")
 def fake_quant(site: Site) -> Sequence[Term | None]:
-    """dX = dY where nothing was cut off."""
+    """dx = dy where x was not clipped to the range, else 0; no other input has a gradient."""
     return [site.own("FakeQuantGrad", site.dys[0], site.extra_output(1))]
 
 
@@ -192,7 +198,7 @@ def fake_quant(site: Site) -> Sequence[Term | None]:
 
 @gradient("Cast", "CastLike")
 def cast(site: Site) -> Sequence[Term | None]:
-    """dx = dy in the type of x, or as it is if x are whole numbers that stand for real ones."""
+    """dx = dy in the type of x; as it is if x are quantized integers, whose gradient is real."""
     dtype = site.dtype(site.inputs[0])
     return [site.cast(site.dys[0], dtype) if is_real(dtype) else site.dys[0]]
 
@@ -202,27 +208,27 @@ def cast(site: Site) -> Sequence[Term | None]:
 
 @gradient("Add", "Sum")
 def add(site: Site) -> Sequence[Term | None]:
-    """dx = dy of each."""
+    """dx_i = dy, summed to the shape of x_i."""
     return [_sum(site, site.dys[0], i) for i in range(len(site.inputs))]
 
 
 @gradient("Mean")
 def mean(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n of each."""
+    """dx_i = dy / n of n inputs, summed to the shape of x_i."""
     n = len(site.inputs)
     return [_sum(site, site.dys[0] / n, i) for i in range(n)]
 
 
 @gradient("Sub")
 def subtract(site: Site) -> Sequence[Term | None]:
-    """da = dy, db = -dy."""
+    """y = a - b: da = dy, db = -dy."""
     dy = site.dys[0]
     return [_sum(site, dy, 0), _sum(site, -dy, 1) if site.wanted[1] else None]
 
 
 @gradient("Mul")
 def multiply(site: Site) -> Sequence[Term | None]:
-    """da = dy b, db = dy a."""
+    """y = a b: da = dy b, db = dy a."""
     (dy,), (a, b) = site.dys, site.inputs
     return [
         _sum(site, dy * b, 0) if site.wanted[0] else None,
@@ -232,7 +238,7 @@ def multiply(site: Site) -> Sequence[Term | None]:
 
 @gradient("Div")
 def divide(site: Site) -> Sequence[Term | None]:
-    """da = dy / b, db = -dy y / b."""
+    """y = a / b: da = dy / b, db = -dy y / b."""
     (dy,), (a, b), (y,) = site.dys, site.inputs, site.outputs
     if all(site.wanted):
         return site.ops(2, "DivGrad", dy, a, b, domain=MICROSOFT)
@@ -252,7 +258,7 @@ def modulo(site: Site) -> Sequence[Term | None]:
 
 @gradient("Pow")
 def power(site: Site) -> Sequence[Term | None]:
-    """da = dy b a^(b - 1), 0 where b = 0; db = dy y log a, 0 where a = 0 <= b."""
+    """y = a^b: da = dy b a^(b - 1), 0 where b = 0; db = dy y log a, 0 where a = 0 <= b."""
     (dy,), (a, b), (y,) = site.dys, site.inputs, site.outputs
     exponent = site.value(b)
     if exponent is not None and exponent.size == 1:
@@ -272,7 +278,7 @@ def power(site: Site) -> Sequence[Term | None]:
 
 
 def _by_exponent(site: Site, b: float) -> Term | None:
-    """dy b a^(b - 1) with a known exponent, of which the frequent ones need no power."""
+    """Return dy b a^(b - 1) of a constant b (None of b = 0), frequent ones without a Pow."""
     (dy,), a, (y,) = site.dys, site.inputs[0], site.outputs
     formulas: dict[float, Callable[[], Term | None]] = {
         -1.0: lambda: -(dy * y * y),
@@ -290,10 +296,10 @@ def _by_exponent(site: Site, b: float) -> Term | None:
 
 @gradient("Max", "Min")
 def extreme(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n where x is one of the n that are y, else 0.
+    """dx_i = dy / n where x_i is one of the n inputs that equal y, else 0.
 
-    Equal ones share, so that their gradients' sum is dy and their order makes no difference. What
-    is not beyond y counts as equal: so n is not 0 where y is NaN.
+    Equal inputs share, so that their gradients' sum is dy and their order makes no difference. An
+    input counts as equal if it is not Less than y (Max): so n is not 0 where y is NaN.
     """
     (dy,), (y,) = site.dys, site.outputs
     if len(site.inputs) == 1:
@@ -312,7 +318,7 @@ def extreme(site: Site) -> Sequence[Term | None]:
 def clip(site: Site) -> Sequence[Term | None]:
     """dx = dy where low <= x <= high; dlow = sum of dy where x < low; dhigh where x > high.
 
-    Where high < low, y is high.
+    Where high < low, y is high everywhere, so that dhigh = sum of dy and the others are 0.
     """
     (dy,), (y,) = site.dys, site.outputs
     x, low, high = (*site.inputs, None, None)[:3]
@@ -344,7 +350,7 @@ def _are_in_order(site: Site, low: Term, high: Term) -> bool:
 
 @gradient("Where")
 def where(site: Site) -> Sequence[Term | None]:
-    """da = dy where the condition holds, else 0; db the other way round."""
+    """y = condition ? a : b: da = dy where the condition holds, else 0; db the other way round."""
     (dy,), condition = site.dys, site.inputs[0]
     pairs = ((dy, 0.0), (0.0, dy))
     return [
@@ -358,10 +364,13 @@ def where(site: Site) -> Sequence[Term | None]:
 
 @gradient("Expand")
 def expand(site: Site) -> Sequence[Term | None]:
-    """dx = sum of dy over the repeats."""
+    """dx = sum of dy over the axes along which x was repeated."""
     return [_sum(site, site.dys[0], 0)]
 
 
 def _sum(site: Site, dx: Term, place: int) -> Term | None:
-    """The gradient of an input by that of its repeated form; None of one that nobody wants."""
+    """Return `dx`, of the output's shape, summed to the shape of input `place`.
+
+    None if that input's gradient is not needed.
+    """
     return site.sum_to(dx, site.inputs[place]) if site.wanted[place] else None

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of losses."""
+"""Gradients of losses.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,11 @@ CLASSES = 1  # the axis of classes
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(site: Site) -> Sequence[Term | None]:
-    """d_scores = d_loss weight[label] (softmax - [label]) / n, plus what log_prob gives if read."""
+    """d_scores = d_loss weight[label] (softmax - one_hot(label)) / n, by one node.
+
+    n: by `reduction`, 1 or the sum of the labels' weights. If the output log_prob has a gradient
+    too, LogSoftmax's is added.
+    """
     _refuse_weights(site)
     labels, *weights = site.inputs[1:]
     d_loss, d_logarithms = (*site.dys, None)[:2]
@@ -57,5 +66,6 @@ def negative_log_likelihood_loss(site: Site) -> Sequence[Term | None]:
 
 
 def _refuse_weights(site: Site) -> None:
+    """Refuse a gradient with respect to the weights of classes, input 2."""
     if len(site.wanted) > 2 and site.wanted[2]:
         raise ArgumentError("its weights of classes have no gradient here: they have to be frozen")

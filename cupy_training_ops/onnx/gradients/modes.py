@@ -13,9 +13,10 @@ from .rules import MICROSOFT
 
 
 def in_training(graph: Graph, around: Collection[str] = ()) -> Graph:
-    """The graph with statistics of the batch, and with dropout.
+    """Return the graph as it is trained: batch norms by the batch's statistics, Dropout drops.
 
-    around: constants of the graph around a subgraph.
+    A Dropout whose `training_mode` is computed, or an input of the model, is left as it is. around:
+    names of constants of the graph around, if `graph` is a subgraph.
     """
     known = {*graph.constants, *around}
     flag, nodes, constants = "training_mode::true", [], dict(graph.constants)
@@ -44,7 +45,11 @@ def _mode_is_decided_at_run_time(node: Node, constants: Collection[str]) -> bool
 
 
 def _batch_norm(node: Node) -> Node:
-    """The operator that has the statistics among its outputs, where its gradient reads them."""
+    """Return BatchNormInternal in place of a BatchNormalization node.
+
+    It is ONNX Runtime's form for training: its outputs are also the new running mean and variance,
+    and the batch's mean and inv_std, which its gradient reads.
+    """
     y, *running = node.outputs
     running = running or [f"{y}::mean", f"{y}::var"]
     names = (*running, f"{y}::saved_mean", f"{y}::saved_inv_std")
@@ -55,7 +60,7 @@ def _batch_norm(node: Node) -> Node:
 
 
 def in_evaluation(graph: Graph) -> Graph:
-    """The graph for evaluation: with running statistics, which stay as they are; without dropout.
+    """Return the graph as it is evaluated: with running statistics, unchanged; without dropout.
 
     A Dropout whose `training_mode` is computed, or an input of the model, is left as it is.
     """
@@ -76,6 +81,7 @@ def in_evaluation(graph: Graph) -> Graph:
 
 
 def _evaluated(node: Node) -> Node:
+    """Return a BatchNormalization or Dropout node in its form of inference; others as they are."""
     if not node.is_standard:
         return node
     if node.op_type == "BatchNormalization":

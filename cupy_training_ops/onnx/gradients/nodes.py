@@ -25,9 +25,10 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 def with_gradients(graph: Graph, problems: Problems) -> Graph:
-    """The graph with what computes them in place of Gradient nodes.
+    """Return the graph with nodes that compute gradients in place of each Gradient node.
 
-    y is one number. Values that it depends on beside xs and zs are as the graph has them.
+    A Gradient node says d y / d x of each x of `xs`, with those of `zs` taken as constants; y has
+    one element. Nodes that do not allow this are added to `problems`.
     """
     if not any(map(_is_gradient, graph.nodes)):
         return graph
@@ -49,7 +50,10 @@ def _is_gradient(node: Node) -> bool:
 
 
 def _innermost(graph: Graph, node: Node) -> Node:
-    """The node, or one that its y depends on."""
+    """Return a Gradient node of the graph that `node`'s y depends on, itself on none; or `node`.
+
+    So gradients of gradients are made from the inside.
+    """
     passed = {node.outputs}
     while True:
         _, ends, y = _names(node)
@@ -64,7 +68,7 @@ def _innermost(graph: Graph, node: Node) -> Node:
 
 
 def _names(node: Node) -> tuple[list[str], list[str], str]:
-    """The names of xs, of xs and zs, and of y."""
+    """Return the attributes xs, xs + zs, and y of a Gradient node, all names; refuse others."""
     kinds = {"xs": tuple[str, ...], "zs": tuple[str, ...], "y": str}
     unknown = sorted(node.attributes.keys() - kinds.keys())
     if unknown:
@@ -83,7 +87,10 @@ def _names(node: Node) -> tuple[list[str], list[str], str]:
 
 
 class _Gradient:
-    """One Gradient node, and the graph without it."""
+    """One Gradient node, to be replaced in its graph.
+
+    Its attributes: _xs, values to differentiate by; _ends, these and zs; _y, the value itself.
+    """
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._node, (self._xs, self._ends, self._y) = node, _names(node)
@@ -95,7 +102,12 @@ class _Gradient:
         self._writer.names |= {*node.outputs}
 
     def replaced(self, problems: Problems) -> Graph:
-        """The graph with gradients as the node's outputs."""
+        """Return the graph in which other nodes compute the node's outputs.
+
+        If the node's inputs are other values than those named by xs and zs, or one of these depends
+        on another, the nodes from them to y are copied, over the node's inputs. Nodes that then
+        read each other in a circle are added to `problems`.
+        """
         writer = self._writer
         places = places_of(writer.forward, [self._y], self._ends)
         made = {name for i in places for name in writer.forward[i].outputs}
@@ -121,8 +133,10 @@ class _Gradient:
         return replace(graph, nodes=nodes, types=types)
 
     def _copy(self, places: Sequence[int]) -> dict[str, str]:
-        """Add the nodes at these places once more, over the node's inputs; values by their names
-        before."""
+        """Add copies of the nodes of indices `places`, over the node's inputs as xs and zs.
+
+        Return {value's name: the name of its copy}.
+        """
         writer = self._writer
         names = {
             end: self._forward("Identity", (name,), end, name)
@@ -139,7 +153,10 @@ class _Gradient:
         return names
 
     def _number(self, y: str, places: list[int]) -> str:
-        """y in the shape of a number; one of more elements is refused as it runs."""
+        """Return the name of y as a scalar, reshaped if need be by a node added to `places`.
+
+        A y of more elements is refused: here, or by the Reshape as it runs.
+        """
         writer = self._writer
         shape = np.shape(writer.constants[y]) if y in writer.constants else writer.shapes.get(y)
         if any(isinstance(n, int) and n != 1 for n in shape or ()):
@@ -153,7 +170,7 @@ class _Gradient:
         return number
 
     def _forward(self, op_type: str, inputs: tuple[str, ...], name: str, like: str) -> str:
-        """Add a node to those that are differentiated; its result has the type of another value."""
+        """Add a forward node, whose result is like another value; return the result's name."""
         writer, result = self._writer, self._writer.new_name(name)
         title = f"{self._y} of its gradient"
         writer.forward.append(Node(op_type, "", writer.version, inputs, (result,), {}, title))

@@ -3,6 +3,10 @@
 
 y = scale x^ + bias, x^ = (x - mean) inv_std      h = dy scale
 dx = inv_std (h - mean of h - x^ (mean of h x^))    d_scale = sum of dy x^    d_bias = sum of dy
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ EPSILON = 1e-5  # where a node says none
 
 @gradient("BatchNormInternal")
 def batch_norm_internal(site: Site) -> Sequence[Term | None]:
-    """dx, d_scale and d_bias of one node, by the statistics of the batch."""
+    """dx, d_scale and d_bias by one node, which reads the batch's mean and inv_std (outputs 3, 4).
+
+    The running statistics have no gradient.
+    """
     x, scale, _, old_mean, _ = site.inputs
     dtype = site.dtype(old_mean)
     statistics = site.extra_output(3, dtype), site.extra_output(4, dtype)
@@ -35,7 +42,11 @@ def batch_norm_internal(site: Site) -> Sequence[Term | None]:
 
 @gradient("BatchNormalization")
 def batch_normalization(site: Site) -> Sequence[Term | None]:
-    """Gradients with running statistics: dx = dy scale inv_std, and those of the statistics."""
+    """In inference, by running statistics: dx = dy scale inv_std, inv_std = (var + epsilon)^-1/2.
+
+    d_scale = sum of dy (x - mean) inv_std; d_bias = sum of dy; d_mean = -d_bias scale inv_std;
+    d_var = -d_scale scale inv_std^2 / 2. Sums are over all axes but 1, in float32 for half types.
+    """
     if site.attribute("training_mode", 0):
         raise ArgumentError("its gradient is known for running statistics: training_mode=0")
     wide = _type_of_statistics(site.dtype(site.inputs[0]))
@@ -44,7 +55,7 @@ def batch_normalization(site: Site) -> Sequence[Term | None]:
         *(site.cast(site.inputs[i], wide) for i in (0, 1, 3, 4)),
     )
     axes = site.ints(0, *range(2, site.rank(x)))
-    each = (-1, *[1] * (site.rank(x) - 2))
+    each = (-1, *[1] * (site.rank(x) - 2))  # a channel's numbers beside x
 
     def sums(value: Term) -> Term:
         return site.op("ReduceSum", value, axes, keepdims=0)
@@ -67,7 +78,7 @@ def batch_normalization(site: Site) -> Sequence[Term | None]:
 
 @gradient("LayerNormalization")
 def layer_normalization(site: Site) -> Sequence[Term | None]:
-    """dx, d_scale and d_bias of one node."""
+    """dx, d_scale and d_bias by one node, which reads mean and inv_std (outputs 1, 2)."""
     x, scale, *bias = site.inputs
     dtype = _type_of_statistics(site.dtype(x))
     statistics = site.extra_output(1, dtype), site.extra_output(2, dtype)
@@ -81,7 +92,10 @@ def layer_normalization(site: Site) -> Sequence[Term | None]:
 
 @gradient("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_normalization(site: Site) -> Sequence[Term | None]:
-    """dx and d_scale of one node, which takes a scale for each element of a row."""
+    """dx and d_scale by one node, which reads inv_std (output 1).
+
+    It takes a scale of the shape of a row, the axes that are normalised over; others are refused.
+    """
     x, scale = site.inputs
     axis = site.attribute("axis", -1)
     row, own = (site.extents(each) for each in (x, scale))
@@ -95,12 +109,13 @@ def rms_normalization(site: Site) -> Sequence[Term | None]:
 
 
 def _type_of_statistics(dtype: Dtype) -> Dtype:
+    """Return float32 for half types, else the type itself."""
     return FLOAT32 if dtype in HALVES else dtype
 
 
 @gradient("InstanceNormalization")
 def instance_normalization(site: Site) -> Sequence[Term | None]:
-    """A row is a plane of one channel."""
+    """dx, d_scale and d_bias, by rows (N, channels, rest): each is one channel of one sample."""
     x, scale, bias = site.inputs
     rows = site.dims((x, 0), (x, 1))
     n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)
@@ -112,8 +127,10 @@ def instance_normalization(site: Site) -> Sequence[Term | None]:
 
 @gradient("GroupNormalization")
 def group_normalization(site: Site) -> Sequence[Term | None]:
-    """A row is a group of channels: (N, groups, channels of one, rest); until opset 20 a scale is
-    for a group."""
+    """dx, d_scale and d_bias, by rows (N, groups, channels of a group, rest): each is a group.
+
+    Until opset 20 there is a scale for each group, later for each channel.
+    """
     x, scale, bias = site.inputs
     groups = site.attribute("num_groups", 1)
     n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)
@@ -130,9 +147,10 @@ def group_normalization(site: Site) -> Sequence[Term | None]:
 
 
 def _by_rows(site: Site, shape: Term, length: Term, scale: Term) -> tuple[Term, Term, Term]:
-    """dx, and dy x^ and dy summed over a row's last axis, of x in this shape.
+    """Return dx in x's shape, and dy x^ and dy in `shape`, summed over the last axis (1 there).
 
-    length: that of the axes from the third one on, over which is normalized.
+    shape: a vector, x as (N, rows, ...), each row normalised over the axes from 2 on; length: a
+    vector, the extents of these. scale: broadcasts to `shape` without N.
     """
     x = site.inputs[0]
     wide = _type_of_statistics(site.dtype(x))
@@ -151,14 +169,17 @@ def _by_rows(site: Site, shape: Term, length: Term, scale: Term) -> tuple[Term, 
 
 
 def _sum_by(site: Site, sums: Term, x: Term) -> Term:
-    """Sums of rows (N, channels..., 1) added up over N, in the shape and type of x."""
+    """Return sums of shape (N, channels..., 1) summed over N, in the shape and type of x."""
     total = site.op("ReduceSum", sums, site.ints(0), keepdims=0)
     return site.reshape_like(site.cast(total, site.dtype(x)), x)
 
 
 @gradient("LpNormalization")
 def lp_normalization(site: Site) -> Sequence[Term | None]:
-    """y = x / n: dx = (dy - s (sum of dy y)) / n, s = y or for p = 1 sign(x); 0 where n is 0."""
+    """y = x / n, n = the p-norm along an axis: dx = (dy - s (sum of dy y)) / n, 0 where n is 0.
+
+    s = y for p = 2, sign(x) for p = 1.
+    """
     dy, x, y = site.dy, site.inputs[0], site.outputs[0]
     axes = site.ints(site.attribute("axis", -1))
 
@@ -188,6 +209,7 @@ def local_response(site: Site) -> Sequence[Term | None]:
     before, after = (size - 1) // 2, size // 2
 
     def mean(value: Term, before: int, after: int) -> Term:
+        """Return value's mean over `size` channels: so many before, itself, so many after."""
         rows = site.op("Reshape", value, planes, allowzero=1)
         options: dict[str, Any] = {"kernel_shape": (size, 1), "pads": (before, 0, after, 0)}
         pooled = site.op("AveragePool", rows, count_include_pad=1, **options)
@@ -204,9 +226,9 @@ def local_response(site: Site) -> Sequence[Term | None]:
 
 @gradient("Softmax", "LogSoftmax")
 def softmax(site: Site) -> Sequence[Term | None]:
-    """dx = y (dy - sum of dy y), of logarithms dy - e^y (sum of dy).
+    """dx = y (dy - sum of dy y); of LogSoftmax dx = dy - e^y (sum of dy).
 
-    Until opset 12 the sum is over all axes from one on, since then along it.
+    The sum is along `axis`; until opset 12 over all axes from `axis` on.
     """
     is_old = site.node.version < 13
     name = f"{site.node.op_type}Grad" + ("" if is_old else "_13")
@@ -216,7 +238,7 @@ def softmax(site: Site) -> Sequence[Term | None]:
 
 @gradient("Dropout")
 def dropout(site: Site) -> Sequence[Term | None]:
-    """dx = dy / (1 - ratio) where the mask says so; dy where nothing is dropped."""
+    """dx = dy / (1 - ratio) where the mask (output 1) is True, else 0; dy without training_mode."""
     _, ratio, flag = (*site.inputs, None, None)[:3]
     if flag is None:
         return [site.dy]

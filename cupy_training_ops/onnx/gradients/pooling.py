@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of pooling."""
+"""Gradients of pooling.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,14 @@ from .rules import INT64, Site, Term, gradient
 
 @gradient("MaxPool")
 def max_pool(site: Site) -> Sequence[Term | None]:
-    """dx = dy at the indices of the largest, each the first of its window."""
+    """dx[index of each window's first largest element] += dy, by one node."""
     indices = site.extra_output(1, INT64)
     return [site.op("MaxPoolGrad", site.dy, indices, **site.node.attributes)]
 
 
 @gradient("MaxUnpool")
 def max_unpool(site: Site) -> Sequence[Term | None]:
-    """dx = dy at the indices, which count the elements of y."""
+    """y[index] = x: dx = dy[index], an index into all elements of y."""
     _, indices, *shape = site.inputs
     if shape and shape[0]:
         raise ArgumentError("its gradient is known without output_shape alone")
@@ -31,22 +36,24 @@ def max_unpool(site: Site) -> Sequence[Term | None]:
 
 @gradient("AveragePool")
 def average_pool(site: Site) -> Sequence[Term | None]:
-    """dx = the sum of dy / count over the windows; the node that computes it finds its pool, whose
-    shapes it needs, by the name."""
+    """dx = the sum over an element's windows of dy / count, by one node.
+
+    AveragePoolGrad finds its pool, whose input's shape it needs, by the pool's name.
+    """
     site.name_node()
     return [site.op("AveragePoolGrad", site.dy, **site.node.attributes)]
 
 
 @gradient("GlobalAveragePool")
 def global_average_pool(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n, repeated."""
+    """dx = dy / n, broadcast to x, n pixels."""
     x = site.inputs[0]
     return [site.op("Expand", site.share(site.dy, x, site.outputs[0]), site.shape(x))]
 
 
 @gradient("GlobalMaxPool")
 def global_max_pool(site: Site) -> Sequence[Term | None]:
-    """dx = dy at the first of the largest."""
+    """dx = dy at the first of each channel's largest pixels, else 0."""
     x = site.inputs[0]
     n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)
     planes = site.op("Concat", site.dims((x, 0), (x, 1)), n, axis=0)
@@ -61,7 +68,7 @@ def global_max_pool(site: Site) -> Sequence[Term | None]:
 def lp_pool(site: Site) -> Sequence[Term | None]:
     """y^p = sum of |x|^p: dx = sign(x) |x|^(p - 1) times the sum of dy y^(1 - p) over windows.
 
-    A sum over the windows that an element is in is the gradient of a mean of as many elements.
+    The sum over an element's windows is AveragePoolGrad's, times the n elements of a window.
     """
     x = site.inputs[0]
     attributes = {k: v for k, v in site.node.attributes.items() if k != "p"}
@@ -76,7 +83,10 @@ def lp_pool(site: Site) -> Sequence[Term | None]:
 
 
 def _pads_of_all_windows(site: Site, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Pads in place of `ceil_mode`, in which all windows lie as a whole."""
+    """Return the attributes by which a pool without ceil_mode has the windows of one with it.
+
+    The pads at the end grow, so that the last window is inside. {} if pads follow from extents.
+    """
     if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
         return {}
     x, sizes = site.inputs[0], attributes["kernel_shape"]
@@ -95,20 +105,20 @@ def _pads_of_all_windows(site: Site, attributes: Mapping[str, Any]) -> dict[str,
 
 @gradient("GlobalLpPool")
 def global_lp_pool(site: Site) -> Sequence[Term | None]:
-    """dx = sign(x) |x|^(p - 1) dy y^(1 - p)."""
+    """y^p = sum of |x|^p over a channel: dx = sign(x) |x|^(p - 1) dy y^(1 - p)."""
     p = site.attribute("p", 2)
     return [_of_norm(site, p) * _slope(site, site.inputs[0], p)]
 
 
 def _of_norm(site: Site, p: int) -> Term:
-    """dy y^(1 - p), 0 where y is 0."""
+    """Return dy y^(1 - p), 0 where y is 0."""
     y = site.outputs[0]
     power = site.op("Pow", y, site.number(1 - p, y))
     return site.choose(site.compare("Equal", y, 0), 0, site.dy * power)
 
 
 def _slope(site: Site, x: Term, p: int) -> Term:
-    """sign(x) |x|^(p - 1)."""
+    """Return sign(x) |x|^(p - 1)."""
     if p == 2:
         return x
     return site.op("Sign", x) * site.op("Pow", site.op("Abs", x), site.number(p - 1, x))

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of products: matrices, convolutions."""
+"""Gradients of products: matrices, convolutions.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,10 @@ UNDEFINED |= dict.fromkeys(["QLinearAdd", "QLinearConv", "QLinearMatMul", "QLine
 
 @gradient("Gemm")
 def gemm(site: Site) -> Sequence[Term | None]:
-    """Y = alpha A B + beta C: dA = alpha dY B^T, dB = alpha A^T dY, dC = beta sum of dY."""
+    """Y = alpha A B + beta C: dA = alpha dY B^T, dB = alpha A^T dY, dC = beta sum of dY.
+
+    With transA, A^T is in place of A, and dA is the transpose: alpha B dY^T. So it is with transB.
+    """
     dy, (a, b, *rest) = site.dys[0], site.inputs
     alpha, beta = site.attribute("alpha", 1.0), site.attribute("beta", 1.0)
     flip_a, flip_b = site.attribute("transA", 0), site.attribute("transB", 0)
@@ -41,11 +49,10 @@ def gemm(site: Site) -> Sequence[Term | None]:
 
 @gradient("FusedMatMul", "MatMul", "TransposeMatMul")
 def matmul(site: Site) -> Sequence[Term | None]:
-    """Y = alpha A B: dA = alpha dY B^T, dB = alpha A^T dY, each summed over the batches that repeat
-    it.
+    """Y = alpha A B: dA = alpha dY B^T, dB = alpha A^T dY.
 
-    A vector is a row on the left and a column on the right. Where A or B is transposed, so is
-    its gradient.
+    Each is summed over the batches that A or B was broadcast to. A vector A is a row, a vector B a
+    column. Where A or B is transposed, so is its gradient.
     """
     (dy,), (a, b) = site.dys, site.inputs
     ranks = site.rank(a), site.rank(b)
@@ -56,6 +63,7 @@ def matmul(site: Site) -> Sequence[Term | None]:
     left, right = (_with_batches_first(site, x, i) for i, x in enumerate((a, b)))
     left = site.op("Unsqueeze", left, site.ints(0)) if ranks[0] == 1 else left
     right = site.op("Unsqueeze", right, site.ints(1)) if ranks[1] == 1 else right
+    # Axes that dY lacks: the row's of a vector A, the column's of a vector B.
     left_out = [axis for axis, rank in zip((-2, -1), ranks, strict=True) if rank == 1]
     if left_out:
         dy = site.op("Unsqueeze", dy, site.ints(*left_out))
@@ -70,7 +78,8 @@ def matmul(site: Site) -> Sequence[Term | None]:
         da = _sum_batches(site, da, a, ranks[0], ranks[1])
     if site.wanted[1] and ranks[0] > 2 and ranks[1] == 2 and not flip_a:
         rows, dy_rows = (site.op("Flatten", x, axis=ranks[0] - 1) for x in (left, dy))
-        factors = (dy_rows, rows) if flip_b else (rows, dy_rows)  # of all batches in one product
+        # B is one matrix: its gradient over all batches is one product of their rows together.
+        factors = (dy_rows, rows) if flip_b else (rows, dy_rows)
         db = site.op("Gemm", *factors, alpha=site.attribute("alpha", 1.0), transA=1)
     elif site.wanted[1]:
         db = (
@@ -84,12 +93,16 @@ def matmul(site: Site) -> Sequence[Term | None]:
 
 
 def _product(site: Site, left: Term, right: Term, flip_left: int, flip_right: int) -> Term:
+    """Return alpha left right, each transposed in its last two dimensions if its flip is 1."""
     values = {"alpha": site.attribute("alpha", 1.0), "transA": flip_left, "transB": flip_right}
     return site.own("FusedMatMul", left, right, **values)
 
 
 def _with_batches_first(site: Site, x: Term, place: int) -> Term:
-    """A factor (M, batch, K) as (batch, M, K), where the node says that it is the former."""
+    """Return factor `place` (0: A, 1: B) as (batch, M, K), where it is (M, batch, K).
+
+    It is so if the node has transBatchA or transBatchB.
+    """
     rank = site.rank(x)
     if not site.attribute(("transBatchA", "transBatchB")[place], 0) or rank < 3:
         return x
@@ -97,7 +110,7 @@ def _with_batches_first(site: Site, x: Term, place: int) -> Term:
 
 
 def _batches_back(site: Site, dx: Term, place: int) -> Term:
-    """The gradient of such a factor in its own form."""
+    """Return the gradient (batch, M, K) of factor `place` as (M, batch, K), if the factor is so."""
     rank = site.rank(site.inputs[place])
     if not site.attribute(("transBatchA", "transBatchB")[place], 0) or rank < 3:
         return dx
@@ -105,7 +118,10 @@ def _batches_back(site: Site, dx: Term, place: int) -> Term:
 
 
 def _sum_batches(site: Site, dx: Term, x: Term, own: int, other: int) -> Term:
-    """The sum of a factor's gradient over batches; own, other: the factors' ranks."""
+    """Return dx summed over the batches that the factor x was broadcast to.
+
+    own, other: the ranks of x and of the other factor.
+    """
     if own == 2 and other <= 2:
         return dx
     batches, extents = site.extents(site.outputs[0]), site.extents(x)
@@ -117,24 +133,25 @@ def _sum_batches(site: Site, dx: Term, x: Term, own: int, other: int) -> Term:
 
 @gradient("Det")
 def determinant(site: Site) -> Sequence[Term | None]:
-    """dX = dy times the cofactors of X, by one node."""
+    """dX = dy times the matrix of X's cofactors (det(X) X^-T), by one node."""
     x = site.inputs[0]
     return [site.own("DetGrad", site.dys[0], x, dtype=site.dtype(x))]
 
 
 @gradient("Conv")
 def conv(site: Site) -> Sequence[Term | None]:
-    """dX, dW and dB of one node."""
+    """dX, dW and dB by one node, ConvGrad(dY, X, W)."""
     return _by_one_node(site, "ConvGrad")
 
 
 @gradient("ConvTranspose")
 def conv_transpose(site: Site) -> Sequence[Term | None]:
-    """dX, dW and dB of one node."""
+    """dX, dW and dB by one node, ConvTransposeGrad(dY, X, W)."""
     return _by_one_node(site, "ConvTransposeGrad")
 
 
 def _by_one_node(site: Site, op_type: str) -> Sequence[Term]:
+    """Return dX, dW and, if the node has B, dB by a node of this operator."""
     operands = site.dys[0], *site.inputs[:2]
     results = site.ops(3, op_type, *operands, domain=MICROSOFT, **site.node.attributes)
     return results[: len(site.inputs)]
@@ -145,7 +162,7 @@ def _by_one_node(site: Site, op_type: str) -> Sequence[Term]:
 
 @gradient("Einsum")
 def einsum(site: Site) -> Sequence[Term | None]:
-    """An operand's gradient is the sum over dy and the other operands.
+    """dx = Einsum(dy, the other operands), with the letters of x as its result's.
 
     ij,jk->ik    dA = ik,jk->ij, dB = ij,ik->jk
     ij->i        what no other has is repeated: dA = dy[i, 1]
@@ -159,11 +176,14 @@ def einsum(site: Site) -> Sequence[Term | None]:
 
 
 def _read_equation(site: Site) -> tuple[list[str], str]:
-    """The letters of operands and of the result, with letters of their own for what ... covers."""
+    """Return each operand's letters and the result's, with unused letters in place of `...`.
+
+    "...i,ij->...j" of ranks 3 and 2: (["abi", "ij"], "abj"). An equation without -> gets a result.
+    """
     left, arrow, result = site.node.attributes["equation"].replace(" ", "").partition("->")
     terms = left.split(",")
     free = [letter for letter in string.ascii_letters if letter not in left]
-    counts = [
+    counts = [  # how many axes of each operand `...` stands for
         site.rank(x) - len(term) + len(DOTS) if DOTS in term else 0
         for term, x in zip(terms, site.inputs, strict=True)
     ]
@@ -179,13 +199,17 @@ def _read_equation(site: Site) -> tuple[list[str], str]:
 
 
 def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Term:
+    """Return the gradient of operand `place`.
+
+    terms: each operand's letters. result: the result's. "ij,jk->ik": ["ij", "jk"], "ik".
+    """
     x, own = site.inputs[place], terms[place]
     free = (c for c in string.ascii_letters if not any(c in term for term in (*terms, result)))
     operands = [(site.dys[0], result)]
     operands += [(site.inputs[i], term) for i, term in enumerate(terms) if i != place]
     letters: list[str] = []
     for axis, letter in enumerate(own):
-        if letter in letters:
+        if letter in letters:  # a diagonal: ii is read as ij, times a unit matrix ij
             other = next(free)
             operands.append((_unit_matrix(site, x, axis), letter + other))
             letter = other
@@ -208,7 +232,7 @@ def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Te
 
 
 def _unit_matrix(site: Site, x: Term, axis: int) -> Term:
-    """1 on the diagonal, of the extent of an axis."""
+    """Return an n x n unit matrix of x's type, n the extent of x along an axis."""
     shape = site.op("Shape", x, dtype=INT64)
     zero, one = (site.constant(np.array(n, INT64)) for n in (0, 1))
     n = site.op("Gather", shape, site.constant(np.array(axis, INT64)), axis=0)
@@ -218,7 +242,11 @@ def _unit_matrix(site: Site, x: Term, axis: int) -> Term:
 
 @gradient("FlashAttention")
 def flash_attention(site: Site) -> Sequence[Term | None]:
-    """Gradients of one node; that of a mask is summed from as many elements as scores."""
+    """dQ, dK, dV and, if it is needed, dmask by one node, FlashAttentionGrad.
+
+    It reads the log-sum-exp of the scores' rows, output 1. dmask has the scores' shape there, and
+    is summed to the mask's.
+    """
     q, k, v, mask, lengths = (*site.inputs, None, None)[:5]
     dtype = site.dtype(q)
     lse = site.extra_output(1, FLOAT64 if dtype == FLOAT64 else FLOAT32)
@@ -235,7 +263,7 @@ def flash_attention(site: Site) -> Sequence[Term | None]:
     if not with_mask:
         return gradients
     d_mask = gradients[3]
-    if site.attribute("pads_mask", 0):  # then it may be shorter
+    if site.attribute("pads_mask", 0):  # the mask's last axis may be shorter than the keys'
         ends = site.dims((mask, -1))
         d_mask = site.op("Slice", d_mask, site.ints(0), ends, site.ints(3))
     return [*gradients[:3], site.sum_from(d_mask, None, mask)]

@@ -4,7 +4,11 @@
 q = x / scale + zero        dx = dq / scale, 0 where q was cut to its type's range
 y = (q - zero) scale        dq = dy scale
 
-A quantized number's gradient is real. Shapes and places of quantized numbers do not move.
+The gradient of an integer q is real. What depends on q's shape alone has none.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from .writer import is_real
 ZERO |= {"Shape", "Size", "NonZero"}
 STRAIGHT |= {"QuantizeLinear"}
 UNDEFINED["DynamicQuantizeLinear"] = "its scale is the range of its input, which moves in steps"
-HALF_STEP = 0.501  # as far as rounding moves a number, and a little for the product with the scale
+# In steps: as far as rounding moves a number, and a little more, as the product with the scale is
+# rounded itself. What moved farther was cut to the range.
+HALF_STEP = 0.501
 ONE = np.ones(1, np.int8)
 
 
@@ -55,6 +61,7 @@ def quantize_linear(site: Site) -> Sequence[Term | None]:
 
 
 def _dequantize(site: Site, q: Term, scale: Term, *zero: Term | None) -> Term:
+    """Return (q - zero) scale, with the node's axis and block size."""
     names = ("axis", "block_size")
     attributes = {k: v for k, v in site.node.attributes.items() if k in names}
     dtype = site.dtype(scale)
@@ -62,21 +69,25 @@ def _dequantize(site: Site, q: Term, scale: Term, *zero: Term | None) -> Term:
 
 
 def _spread(site: Site, x: Term, scale: Term) -> Term:
-    """The scale in a form that repeats to x."""
+    """Return the scale in a shape that broadcasts to x: a scalar, or x's own shape."""
     extents = site.extents(scale)
     if extents is not None and all(n == 1 for n in extents) and len(extents) < 2:
         return site.op("Reshape", scale, site.ints()) if extents else scale
+    # Ones of x's shape, dequantized, are the scale of each element, by axis or by block.
     return _dequantize(site, _fill(site, x, ONE), scale)
 
 
 def _fill(site: Site, like: Term, value: HostArray) -> Term:
-    """An array of another's shape with one number everywhere."""
+    """Return an array of the shape of `like`, of value's type and its one number everywhere."""
     shape = site.op("Shape", like, dtype=INT64)
     return site.op("ConstantOfShape", shape, value=value, dtype=value.dtype)
 
 
 def _sum_to_scale(site: Site, value: Term, scale: Term) -> Term:
-    """The sum of a value over what shares a scale."""
+    """Return a value of the node's input's shape, summed over the elements that share a scale.
+
+    The result has scale's shape: one number, or one for each index of the node's axis.
+    """
     extents = site.extents(scale)
     if extents is None or len(extents) > 1 or site.attribute("block_size", 0):
         raise ArgumentError("the gradient of a scale is known for one of all, or of an axis")

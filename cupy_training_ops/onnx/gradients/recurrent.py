@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Gradients of recurrent layers, one node each.
 
-LSTM and GRU become upstream's LSTMTraining and GRUTraining where those have the variant, and
-LSTMGrad and GRUGrad read the cells and gates that they give; else these come from Y once more.
+Where ONNX Runtime's LSTMTraining and GRUTraining have the variant, LSTM and GRU become these, whose
+further outputs, cells and gates, LSTMGrad and GRUGrad read; else these compute them again, from Y.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from ..standard.recurrent_gradients import are_defaults
 from .rules import MICROSOFT, Site, Term, gradient
 
 Operands = tuple[Term | None, ...]
-LENGTHS = 4  # the place of sequence_lens, which has no gradient
-PEEPHOLES = 7
+LENGTHS = 4  # index of the input sequence_lens, which has no gradient
+PEEPHOLES = 7  # of an LSTM's input P
 
 
 @gradient("RNN")
@@ -46,15 +50,20 @@ def lstm(site: Site) -> Sequence[Term | None]:
 
 
 def _inputs(site: Site, n: int) -> Operands:
+    """Return the node's inputs, with None for those left out, n in all."""
     return (*site.inputs, *[None] * (n - len(site.inputs)))
 
 
 def _dys(site: Site, n: int) -> Operands:
+    """Return the gradients of the first n outputs, None without one."""
     return (*site.dys[:n], *[None] * (n - len(site.dys)))
 
 
 def _results(site: Site, op_type: str, *operands: Term | None) -> Sequence[Term | None]:
-    """The gradients by input; the node has those up to the last input."""
+    """Add the gradient's node `op_type` over `operands`; return each input's gradient.
+
+    That of sequence_lens is None. The node has outputs up to that of the last input.
+    """
     n = len(site.inputs)
     n_outputs = n if n <= LENGTHS else n - 1
     attributes = site.node.attributes
@@ -63,7 +72,11 @@ def _results(site: Site, op_type: str, *operands: Term | None) -> Sequence[Term 
 
 
 def _becomes_upstreams(site: Site, defaults: Sequence[str]) -> bool:
-    """Make the node LSTMTraining or GRUTraining if it is of a variant that upstream trains."""
+    """Replace the node by ONNX Runtime's LSTMTraining or GRUTraining where they compute the same.
+
+    They are forward, with the activations `defaults`, without clipping, lengths and peepholes.
+    Return True if it was replaced.
+    """
     inputs, attributes = _inputs(site, 8), dict(site.node.attributes)
     extents = site.extents(site.inputs[2])
     n_hidden = attributes.pop("hidden_size", extents[-1] if extents else None)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Gradients of reductions.
 
-y = reduction of x over axes: dx has x's shape, to which dy, with a 1 for each axis, repeats.
+y = reduction of x over axes: dy, with a 1 in place of each axis, is broadcast to x's shape.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ ZERO |= {"ArgMax", "ArgMin"}
 
 @gradient("ReduceSum")
 def reduce_sum(site: Site) -> Sequence[Term | None]:
-    """dx = dy, repeated."""
+    """dx = dy, broadcast to x."""
     return [_repeat(site, _with_axes(site, site.dys[0]))]
 
 
 @gradient("ReduceMean")
 def reduce_mean(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n, repeated; n may be more than a half type has."""
+    """dx = dy / n, broadcast to x; in float32 of half types, in which n may overflow."""
     dy = site.dys[0]
     dtype = site.dtype(dy)
     if dtype in (FLOAT16, BFLOAT16):
@@ -58,14 +62,14 @@ def reduce_l2(site: Site) -> Sequence[Term | None]:
 
 @gradient("ReduceLogSum")
 def reduce_log_sum(site: Site) -> Sequence[Term | None]:
-    """dx = dy / sum of x, repeated."""
+    """y = log of the sum of x: dx = dy / sum of x, broadcast to x."""
     total = _reduce(site, "ReduceSum", site.inputs[0])
     return [_repeat(site, _with_axes(site, site.dys[0]) / total)]
 
 
 @gradient("ReduceLogSumExp")
 def reduce_log_sum_exp(site: Site) -> Sequence[Term | None]:
-    """dx = dy e^(x - y)."""
+    """y = log of the sum of e^x: dx = dy e^(x - y)."""
     (dy,), (y,) = site.dys, site.outputs
     share = site.op("Exp", site.inputs[0] - _with_axes(site, y))
     return [share * _with_axes(site, dy)]
@@ -73,7 +77,7 @@ def reduce_log_sum_exp(site: Site) -> Sequence[Term | None]:
 
 @gradient("ReduceMax", "ReduceMin")
 def reduce_extreme(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n where x is one of the n that are y, else 0."""
+    """dx = dy / n where x is one of the n elements that equal y, else 0."""
     (dy,), (x, *_), (y,) = site.dys, site.inputs, site.outputs
     is_y = site.compare("Equal", x, _with_axes(site, y))
     n = _reduce(site, "ReduceSum", site.choose(is_y, site.number(1, x), 0))
@@ -82,10 +86,10 @@ def reduce_extreme(site: Site) -> Sequence[Term | None]:
 
 @gradient("ReduceProd")
 def reduce_product(site: Site) -> Sequence[Term | None]:
-    """dx = dy times the product of all others.
+    """dx = dy times the product of all other elements.
 
-    That is p / x with the product p of all that is not 0; of one 0 it is p; where another element
-    is 0 it is 0.
+    p = the product of all that are not 0: the others' product is p / x, of a 0 that is the only one
+    p, and 0 where another element is 0.
     """
     x = site.inputs[0]
     is_0 = site.compare("Equal", x, 0)
@@ -105,9 +109,9 @@ def cumulative_sum(site: Site) -> Sequence[Term | None]:
 
 @gradient("CumProd")
 def cumulative_product(site: Site) -> Sequence[Term | None]:
-    """dx[i] = sum over j from i on of dy[j] y[j] / x[i].
+    """dx[i] = (sum of dy[j] y[j] over j >= i) / x[i], in the order in which it multiplies.
 
-    Where the first 0 is, the products are those with 1 in its place; behind it the gradient is 0.
+    At the first 0 of x, y is computed with 1 in its place, and not divided; behind it dx = 0.
     """
     (dy,), (x, axis), (y,) = site.dys, site.inputs, site.outputs
     forward = site.node.attributes
@@ -128,7 +132,7 @@ def cumulative_product(site: Site) -> Sequence[Term | None]:
 
 
 def _axes(site: Site) -> Term | None:
-    """The axes of an input or an attribute; None for all."""
+    """Return the axes as a vector, from input 1 or an attribute; None for all."""
     axes = site.inputs[1] if len(site.inputs) > 1 else None
     if axes is None and "axes" in site.node.attributes:
         return site.ints(*site.node.attributes["axes"])
@@ -136,7 +140,10 @@ def _axes(site: Site) -> Term | None:
 
 
 def _with_axes(site: Site, y: Term) -> Term:
-    """A value of y's shape with 1 where an axis was reduced, or one number: it repeats to x."""
+    """Return a value of y's shape with extent 1 for each reduced axis, so that it broadcasts to x.
+
+    A scalar, of all axes, does so as it is.
+    """
     axes = _axes(site)
     if axes is None or site.attribute("keepdims", 1):
         return y
@@ -148,7 +155,7 @@ def _repeat(site: Site, dy: Term) -> Term:
 
 
 def _reduce(site: Site, op_type: str, x: Term) -> Term:
-    """Another reduction over the node's axes, with 1 in place of each."""
+    """Return the reduction `op_type` of x over the node's axes, with extent 1 for each."""
     options = {"keepdims": 1}
     if site.attribute("noop_with_empty_axes", 0):
         options["noop_with_empty_axes"] = 1
@@ -161,7 +168,7 @@ def _reduce(site: Site, op_type: str, x: Term) -> Term:
 
 
 def _count(site: Site, dtype: Dtype) -> Term:
-    """How many elements of x are one of y's."""
+    """Return how many elements of x are reduced to one of y, a scalar of a type."""
     x, y = site.inputs[0], site.outputs[0]
     sizes = _size(site.extents(x)), _size(site.extents(y))
     if sizes[0] is not None and sizes[1]:
@@ -171,6 +178,6 @@ def _count(site: Site, dtype: Dtype) -> Term:
 
 
 def _size(extents: Sequence[Extent] | None) -> int | None:
-    """How many elements there are; None where that is not known."""
+    """Return the number of elements of a shape; None where that is not known."""
     known = [n for n in extents or () if isinstance(n, int)]
     return None if extents is None or len(known) < len(extents) else math.prod(known)

@@ -3,6 +3,13 @@
 
 y[o] = sum over taps of weight[o] x[pixel[o]] along each axis
 x_grad[pixel[o]] += weight[o] y_grad[o]
+
+A tap is one of the pixels that an output interpolates: one of nearest, two of linear, four of cubic
+mode, each with an index and a weight.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -24,17 +31,14 @@ PLAIN = {  # the values of attributes that have a gradient here
     "mode": ("nearest", "linear", "cubic"),
 }
 
-SHAPING = ("axes", "keep_aspect_ratio_policy")  # attributes of what has all axes
+SHAPING = ("axes", "keep_aspect_ratio_policy")  # attributes left out where one axis is resized
 
 
 class _Axis(NamedTuple):
-    """An axis that is resized: from n pixels to m; None where the model does not say them.
+    """An axis that is resized: from n pixels to m; None where the model does not say them."""
 
-    order: its scale among all.
-    """
-
-    place: int
-    order: int
+    place: int  # of x
+    order: int  # index of its scale or size among the node's
     n: int | None
     m: int | None
     scale: float | None
@@ -42,8 +46,12 @@ class _Axis(NamedTuple):
 
 @gradient("Resize")
 def resize(site: Site) -> Sequence[Term | None]:
-    """Gradient by one node (linear, of planes), by sums (repeated pixels), by indices, or where
-    extents or scales are not known by products with what a unit matrix is resized to."""
+    """dx by one of four ways, the cheapest that applies.
+
+    One node, ResizeGrad (linear, over the last two of four axes); sums over pixels that are each
+    repeated; scattered additions by tap; where extents or scales are not known, products with the
+    matrix of weights, a resized unit matrix. roi, scales and sizes have no gradient.
+    """
     for name, values in PLAIN.items():
         value = site.attribute(name, values[0])
         if name in site.node.attributes and value not in values:
@@ -83,13 +91,13 @@ def _axes(site: Site) -> Iterator[_Axis]:
 
 
 def _chosen(site: Site) -> list[int]:
-    """The axes that scales or sizes stand for."""
+    """Return the axes, from the front, that scales or sizes are of, in their order."""
     rank = site.rank(site.inputs[0])
     return [axis % rank for axis in site.attribute("axes", None) or range(rank)]
 
 
 def _ends(site: Site) -> tuple[Term, Term | None, Term | None]:
-    """X, scales and sizes, of which one is None; before opset 13 it was an empty array."""
+    """Return (x, scales, sizes), one of the last two None, as an empty array of sizes counts."""
     x, _, scales, sizes = (*site.inputs, None, None, None)[:4]
     known = site.value(sizes)
     if sizes is None or (known is not None and not known.size):
@@ -100,7 +108,10 @@ def _ends(site: Site) -> tuple[Term, Term | None, Term | None]:
 
 
 def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
-    """Return True for what ResizeGrad computes."""
+    """Return True for nodes whose gradient ResizeGrad computes: linear, over the last 2 of 4 axes.
+
+    pytorch_half_pixel is half_pixel for axes of more than one pixel.
+    """
     mode = site.attribute("coordinate_transformation_mode", "half_pixel")
     same = mode in ("half_pixel", "align_corners")
     same |= mode == "pytorch_half_pixel" and all(
@@ -113,6 +124,7 @@ def _is_bilinear(site: Site, axes: Sequence[_Axis]) -> bool:
 
 
 def _by_one_node(site: Site) -> Term:
+    """Return dx by ResizeGrad, which takes a scale for each of four axes, or none with sizes."""
     x, scales, _ = _ends(site)
     mode = site.attribute("coordinate_transformation_mode", "half_pixel").removeprefix("pytorch_")
     if scales is not None and site.attribute("axes", None):
@@ -130,7 +142,10 @@ def _by_one_node(site: Site) -> Term:
 
 
 def _repeats(site: Site, axis: _Axis) -> int:
-    """How often each pixel is repeated; 0 where it is otherwise."""
+    """Return k if the axis has each pixel k times, one after the other, like NumPy's repeat.
+
+    Else 0, also if that is not known.
+    """
     if site.attribute("mode", "nearest") != "nearest" or axis.scale is None:
         return 0
     times = int(axis.scale)
@@ -139,13 +154,16 @@ def _repeats(site: Site, axis: _Axis) -> int:
     of_ends = site.attribute("coordinate_transformation_mode", "half_pixel") == "align_corners"
     if of_ends and not axis.n:
         return 0
-    n = axis.n or 3  # the others go on as they begin
+    n = axis.n or 3  # where it is unknown, three pixels show the pattern
     pixels = _pixels(site, n, n * times, axis.scale)
     return times if np.array_equal(pixels, np.arange(n).repeat(times)) else 0
 
 
 def _sum_repeats(site: Site, times: dict[int, int]) -> Term:
-    """dy as (n_0, n_1, times, ...), summed over the repeats of each pixel."""
+    """Return dx: dy reshaped to (n_0, n_1, times, ...), summed over the axes of repeats.
+
+    times: for each resized axis, how often a pixel is repeated.
+    """
     x = site.inputs[0]
     dims: list[int | tuple[Term, int]] = []
     sums = []
@@ -163,7 +181,7 @@ def _sum_repeats(site: Site, times: dict[int, int]) -> Term:
 
 
 def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
-    """dx[pixel[o]] += weight[o] dy[o] along an axis, for each tap."""
+    """Return dx[pixel[o]] += weight[o] dy[o] along one axis, summed over taps."""
     place, _, n, m, scale = axis
     if n is None or m is None or scale is None:
         return _add_unknown_taps(site, dy, axis)
@@ -172,7 +190,7 @@ def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
         return site.add_along(dy, site.constant(_pixels(site, n, m, scale)), place, site.ints(n))
     s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
     a, outside = site.attribute("cubic_coeff_a", -0.75), site.attribute("exclude_outside", 0)
-    each = [-1 if i == place else 1 for i in range(site.rank(site.inputs[0]))]
+    each = [-1 if i == place else 1 for i in range(site.rank(site.inputs[0]))]  # a weight's shape
     parts = []
     width = scale if site.attribute("antialias", 0) else 1.0
     for rows, weights in zip(*weigh(mode, s, n, a, bool(outside), width), strict=True):
@@ -182,7 +200,7 @@ def _add_taps(site: Site, dy: Term, axis: _Axis) -> Term:
 
 
 def _pixels(site: Site, n: int, m: int, scale: float) -> HostArray:
-    """The nearest pixel of each output."""
+    """Return the index (0 to n - 1) of the nearest pixel of each of m outputs."""
     s = positions(n, m, scale, site.attribute("coordinate_transformation_mode", "half_pixel"))
     return within(ROUND[site.attribute("nearest_mode", "round_prefer_floor")](s), n)
 
@@ -191,8 +209,11 @@ def _pixels(site: Site, n: int, m: int, scale: float) -> HostArray:
 
 
 def _add_unknown_taps(site: Site, dy: Term, axis: _Axis) -> Term:
-    """dx = W^T dy along an axis, where W is the unit matrix with resized columns; of nearest pixels
-    by their numbers, which are resized."""
+    """Return dx along one axis whose extents or scale are known only as the graph runs.
+
+    Resizing the columns of a unit matrix gives the matrix of weights W, with y = W x along the
+    axis: dx = W^T dy. In mode nearest, resizing 0, 1, ..., n - 1 gives each output's pixel.
+    """
     place, n = axis.place, site.dims((site.inputs[0], axis.place))
     if site.attribute("mode", "nearest") == "nearest":
         count = site.op("Squeeze", n, site.ints(0))
@@ -211,8 +232,10 @@ def _add_unknown_taps(site: Site, dy: Term, axis: _Axis) -> Term:
 
 
 def _resized(site: Site, x: Term, axis: _Axis, columns: Term | None = None) -> Term:
-    """A list, or a matrix of so many columns, resized along its first axis as the node's x is along
-    one of its own."""
+    """Return x, a vector or a matrix, resized along its axis 0 as the node does along `axis`.
+
+    columns: an int64 vector of the matrix's number of columns; None of a vector.
+    """
     _, scales, _ = _ends(site)
     if scales is None:
         ends, same = site.dims((site.outputs[0], axis.place)), columns

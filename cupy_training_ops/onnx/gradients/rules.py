@@ -31,15 +31,16 @@ INT64, BOOL = np.dtype(np.int64), np.dtype(bool)
 
 Rule = Callable[["Site"], "Sequence[Term | None]"]
 RULES: dict[str, Rule] = {}
-ZERO: set[str] = set()  # operators whose results do not move with their inputs
+ZERO: set[str] = set()  # operators whose gradient is 0, so that none is made
 UNDEFINED: dict[str, str] = {}  # operators without a gradient, and why
-# Operators that are differentiated by the nodes that ONNX itself computes them by:
+# Operators that are replaced by their bodies, ONNX's own definition by nodes, which have rules:
 BY_BODY: set[str] = set()
-STRAIGHT: set[str] = set()  # operators whose whole numbers have the gradient of what they round
+# Operators that round to integers, and whose gradient passes straight through the rounding:
+STRAIGHT: set[str] = set()
 
 
 def gradient(*names: str) -> Callable[[Rule], Rule]:
-    """Put a rule into the table, under these operators' names."""
+    """Return a decorator that puts a rule into RULES under these operators' names."""
 
     def register(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, rule))
@@ -49,7 +50,10 @@ def gradient(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Term:
-    """A value of the graph in a formula. Numbers beside it become constants of its type."""
+    """The value `name` of the graph, for formulas: `x * y + 1` adds a Mul and an Add node.
+
+    Numbers become constants of the Term's type.
+    """
 
     __slots__ = ("_site", "name")
 
@@ -80,19 +84,22 @@ class Term:
     __radd__, __rmul__ = __add__, __mul__
 
     def beside(self, other: Term | float) -> Term:
-        """Another value as a Term; a number becomes a constant of this one's type."""
+        """Return a Term as it is, a number as a constant of this one's type."""
         return other if isinstance(other, Term) else self._site.number(other, self)
 
 
-Dim = tuple[Term, int]  # a value and an axis of it: its length there
+Dim = tuple[Term, int]  # (value, axis): an extent, the value's along the axis
 
 
 class Site:
-    """A node whose gradients a rule makes: its inputs, outputs, and gradients of outputs.
+    """A forward node whose rule runs, and methods by which the rule adds nodes.
 
+    node       the forward node
     inputs     Terms, None of one that is left out
-    dys        by output; None where the loss does not depend on it
-    wanted     by input: True if its gradient is asked for
+    outputs    Terms, None of one that is left out
+    dys        gradients of the outputs; None where the loss does not depend on it
+    wanted     for each input, True if its gradient is needed
+    writer     the graph to which nodes are added
     """
 
     def __init__(
@@ -102,13 +109,14 @@ class Site:
         dys: Sequence[str],
         wanted: tuple[bool, ...],
     ) -> None:
+        """Prepare; place: the node's index in writer.forward. dys: names, "" without a gradient."""
         self.writer, self._place, self.wanted = writer, place, wanted
         self.inputs = tuple(self._term(name) for name in self.node.inputs)
         self.dys = tuple(self._term(name) for name in dys)
 
     @property
     def node(self) -> Node:
-        """The node itself."""
+        """The forward node."""
         return self.writer.forward[self._place]
 
     @property
@@ -122,7 +130,7 @@ class Site:
 
     @property
     def dy(self) -> Term:
-        """The gradient of the first output; that of another is refused."""
+        """The gradient of the first output; refused if another output has one as well."""
         for name, other in zip(self.node.outputs[1:], self.dys[1:], strict=False):
             if other is not None:
                 raise ArgumentError(f"the gradient of its output {cut(name)!r} is not known")
@@ -135,21 +143,27 @@ class Site:
     # ---- making nodes ----------------------------------------------------------------------------
 
     def op(self, op_type: str, *inputs: Term | None, **options: Any) -> Term:
-        """Add a node with one result, which comes back.
+        """Add a node with one result, and return that.
 
-        options: the node's attributes; domain; dtype, that of the result, or `like`, a value of it,
-        by default the first input.
+        options: the node's attributes; `domain`; the result's type as `dtype`, or by a Term `like`
+        of that type (by default the first input).
         """
         return self.ops(1, op_type, *inputs, **options)[0]
 
     def own(self, op_type: str, *inputs: Term | None, **options: Any) -> Term:
-        """Add a node of the training operators."""
+        """Add a node of the domain com.microsoft, ONNX Runtime's own operators; return its result.
+
+        options: attributes, `dtype` and `like` as `op` takes them.
+        """
         return self.op(op_type, *inputs, domain=MICROSOFT, **options)
 
     def owns(
         self, n_outputs: int, op_type: str, *inputs: Term | None, **options: Any
     ) -> tuple[Term, ...]:
-        """Add a node of the training operators with several results."""
+        """Add a node of the domain com.microsoft, and return its n_outputs results.
+
+        options: attributes, `dtype` and `like` as `op` takes them.
+        """
         return self.ops(n_outputs, op_type, *inputs, domain=MICROSOFT, **options)
 
     def ops(
@@ -162,7 +176,10 @@ class Site:
         like: Term | None = None,
         **attributes: Any,
     ) -> tuple[Term, ...]:
-        """Add a node with several results."""
+        """Add a node of this operator and domain, and return its n_outputs results.
+
+        dtype: of all results; or `like`, a Term of that type; else the first input's.
+        """
         if like is not None:
             dtype = self.writer.types.get(like.name)
         names = self.writer.add(
@@ -177,53 +194,53 @@ class Site:
         return tuple(Term(self, name) for name in names)
 
     def compare(self, op_type: str, a: Term, b: Term | float) -> Term:
-        """A comparison of two values, or of a value and a number: "Less", "Equal", ..."""
+        """Return the bools of a comparison such as "Less" of a with a value or number."""
         return self.op(op_type, a, a.beside(b), dtype=BOOL)
 
     def choose(self, condition: Term, a: Term | float, b: Term | float) -> Term:
-        """a where the condition holds, else b; one of them is a Term."""
+        """Return a where the condition holds, else b; at least one of them is a Term."""
         like = a if isinstance(a, Term) else b
         assert isinstance(like, Term)
         dtype = self.writer.types.get(like.name)
         return self.op("Where", condition, like.beside(a), like.beside(b), dtype=dtype)
 
     def cast(self, x: Term, dtype: Dtype) -> Term:
-        """A value in another type; itself if it is of that type."""
+        """Return x in another type; x itself if it is of that type."""
         if self.writer.types.get(x.name) == dtype:
             return x
         return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
     def constant(self, value: HostArray) -> Term:
-        """An array that stands in the graph."""
+        """Return an array as a constant of the graph."""
         return Term(self, self.writer.constant(f"{self._title}_Grad/constant", value))
 
     def ints(self, *values: int) -> Term:
-        """A list of integers that stands in the graph."""
+        """Return an int64 constant of shape (len(values),)."""
         return self.constant(np.array(values, INT64))
 
     def number(self, value: float, like: Term) -> Term:
-        """A number of another value's type."""
+        """Return a constant scalar of another value's type."""
         return self.constant(np.array(value, self.dtype(like)))
 
     def shape(self, x: Term) -> Term:
-        """The shape of a value: a constant where the model says it."""
+        """Return x's shape as an int64 vector: a constant where the model declares it."""
         extents = self.extents(x)
         if extents is not None and all(isinstance(n, int) for n in extents):
             return self.ints(*extents)  # type: ignore[arg-type]
         return self.op("Shape", x, dtype=INT64)
 
     def reshape(self, value: Term, *dims: int | Dim) -> Term:
-        """A value in another shape; nothing is inferred of it, so that it may be empty."""
+        """Return a value in another shape (see `dims`); 0 is an extent of 0, as of an empty one."""
         return self.op("Reshape", value, self.dims(*dims), allowzero=1)
 
     def reshape_like(self, value: Term, x: Term) -> Term:
-        """A value in the shape of another."""
+        """Return a value in the shape of x."""
         return self.op("Reshape", value, self.shape(x), allowzero=1)
 
     def dims(self, *dims: int | Dim) -> Term:
-        """A list of integers: extents of values as (value, axis), and numbers.
+        """Return an int64 vector of numbers, and of extents that are (value, axis).
 
-        dims((x, 0), 2, 3): [len(x), 2, 3]
+        dims((x, 0), 2, 3): [len(x), 2, 3], a constant if the model declares len(x).
         """
         known = [dim if isinstance(dim, int) else self.extent(*dim) for dim in dims]
         if all(isinstance(n, int) for n in known):
@@ -237,16 +254,18 @@ class Site:
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
 
     def zeros(self, x: Term) -> Term:
-        """Zeros of the shape and type of a value; of a sequence, a sequence of them."""
+        """Return zeros of the shape and type of x; of a sequence, a sequence of them."""
         return Term(self, zeros_of(self.writer, x.name))
 
     def lengths(self, sequence: Term, axis: int) -> Term:
-        """A sequence of the lengths of a sequence's arrays along an axis."""
+        """Return the lengths of a sequence's arrays along an axis: a sequence of int64 (1,)."""
         return Term(self, lengths_of(self.writer, sequence.name, axis))
 
     def share(self, dy: Term, x: Term, y: Term) -> Term:
-        """A value by the number of elements of x for each one of y; halves in float32, which holds
-        such numbers."""
+        """Return dy / (x.size / y.size), the gradient of a mean of x that gives y.
+
+        In half types the division is one of float32, since a size may be more than they can have.
+        """
         dtype = self.dtype(dy)
         if dtype in HALVES:
             wide = self.share(self.cast(dy, FLOAT32), x, y)
@@ -259,18 +278,24 @@ class Site:
         return dy / self.op("Div", *counts)
 
     def count_up(self, n: Term) -> Term:
-        """The numbers 0, 1, ..., n - 1."""
+        """Return the int64 vector 0, 1, ..., n - 1; n: a scalar of int64."""
         zero, one = (self.constant(np.array(number, INT64)) for number in (0, 1))
         return self.op("Range", zero, n, one)
 
     def add_along(self, value: Term, places: Term, axis: int, n: Term) -> Term:
-        """The array of n slices along an axis to whose slices at these places those of a value are
-        added: x[places[j]] += value[j]. n: a list of one number."""
+        """Return zeros with x[places[j]] += value[j] for all j, where [] is along `axis`.
+
+        x has value's shape, but n along the axis. places: an int64 vector. n: a vector of one
+        number.
+        """
         shape = self.op("ScatterElements", self.shape(value), self.ints(axis), n, axis=0)
         return self.own("GatherGrad", shape, places, value, axis=axis, like=value)
 
     def extra_output(self, place: int, dtype: Dtype | None = None) -> Term:
-        """An output of the node, which it has from now on, and its type, if that is known."""
+        """Return output `place` of the forward node, which is added to it if it was left out.
+
+        dtype: its type, if that is known.
+        """
         node = self.node
         if place < len(node.outputs) and node.outputs[place]:
             return Term(self, node.outputs[place])
@@ -283,7 +308,7 @@ class Site:
         return Term(self, name)
 
     def name_node(self) -> None:
-        """Give the node a name that no other has."""
+        """Give the forward node a name that no other node has."""
         names = [node.name for node in self.writer.forward]
         if not self.node.name or names.count(self.node.name) > 1:
             used = set(names)
@@ -293,15 +318,19 @@ class Site:
             self.replace_node(name=name)
 
     def replace_node(self, **changes: Any) -> None:
-        """Change the forward node."""
+        """Replace fields of the forward node."""
         self.writer.forward[self._place] = replace(self.node, **changes)
 
     def sum_to(self, value: Term, x: Term) -> Term:
-        """The sum of a value of the first output's shape over what repeats x in it."""
+        """Return a value of the first output's shape, summed to x's: the reverse of broadcasting"""
         return self.sum_from(value, self.extents(self.outputs[0]), x)
 
     def sum_from(self, value: Term, whole: Sequence[Extent] | None, x: Term) -> Term:
-        """The sum of a value of the shape `whole`, None if unknown, over what repeats x in it."""
+        """Return a value summed to x's shape: the reverse of broadcasting x.
+
+        whole: the value's shape, None if unknown. Where it or x's is not known, nodes find the axes
+        as the graph runs.
+        """
         part = self.extents(x)
         axes = None if whole is None or part is None else _repeated(whole, part)
         if axes is None or whole is None or part is None:
@@ -322,56 +351,56 @@ class Site:
     # ---- what is known ---------------------------------------------------------------------------
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute of the node."""
+        """Return an attribute of the forward node, or the default if it is left out."""
         return self.node.attributes.get(name, default)
 
     def dtype(self, x: Term) -> Dtype:
-        """The type of a value; refused where the model does not say it."""
+        """Return the type of a value; refused where the model does not say it."""
         dtype = self.writer.types.get(x.name)
         if dtype is None:
             raise ArgumentError(f"its gradient needs the type of {cut(x.name)!r}")
         return dtype
 
     def extents(self, x: Term) -> tuple[Extent, ...] | None:
-        """The shape of a value as the model says it; None where it does not."""
+        """Return the shape of a value as the model declares it (see Extent), None without one."""
         constant = self.writer.constants.get(x.name)
         return self.writer.graph.shapes.get(x.name) if constant is None else constant.shape
 
     def extent(self, x: Term, axis: int) -> Extent:
-        """The length of a value along an axis as the model says it."""
+        """Return a value's extent along an axis: a number, a name, or None if it is not known."""
         extents = self.extents(x)
         return None if extents is None else extents[axis]
 
     def rank(self, x: Term) -> int:
-        """The number of a value's dimensions; refused where the model does not say it."""
+        """Return the number of a value's dimensions; refused where the model does not say it."""
         extents = self.extents(x)
         if extents is None:
             raise ArgumentError(f"its gradient needs the rank of {cut(x.name)!r}")
         return len(extents)
 
     def known(self, x: Term, name: str) -> HostArray:
-        """The array of a constant; another value, the node's input of this name, is refused."""
+        """Return the array of a constant; refuse another value. name: the input's, for messages."""
         array = self.value(x)
         if array is None:
             raise ArgumentError(f"its gradient needs {name} as a constant, got {cut(x.name)!r}")
         return array
 
     def value(self, x: Term | None) -> HostArray | None:
-        """The array of a constant; None of another value, as of a parameter."""
+        """Return the array of a constant; None of another value, or of a parameter."""
         if x is None or x.name in self.writer.parameters:
             return None
         return self.writer.constants.get(x.name)
 
 
 def onnx_type(dtype: Dtype) -> int:
-    """The number of a type in ONNX, as Cast takes it."""
+    """Return ONNX's number of a type, as Cast's attribute `to` has it."""
     return int(onnx_package().helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _repeated(whole: Sequence[Extent], part: Sequence[Extent]) -> tuple[int, ...] | None:
-    """The axes of `whole` along which `part` is repeated; None where that is not known.
+    """Return the axes of `whole` along which the shape `part` is broadcast; None if not known.
 
-    (2, 3, N), (3, 1): 0, 2.
+    (2, 3, "n"), (3, 1): (0, 2).
     """
     n_front = len(whole) - len(part)
     axes = list(range(n_front))

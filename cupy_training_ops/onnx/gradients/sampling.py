@@ -4,6 +4,12 @@
 y[p] = sum over taps of weight(p) x[pixel(p)], where p lies at s(p) = grid(p) scaled to pixels
 x_grad[pixel(p)] += weight(p) y_grad[p]
 s_grad[p] = y_grad[p] (sum over taps of weight'(p) x[pixel(p)])
+
+A place p is a point that the grid names, a tap one of the pixels that are interpolated there.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -23,25 +29,32 @@ CUBIC = -0.75
 
 
 class _Extent(NamedTuple):
-    """Pixels of an axis: a number, or values of the type that is computed in, and of int64."""
+    """How many pixels an image has along an axis.
+
+    Both are one number if the model says it; else scalars, `length` of the type of places, `whole`
+    of int64.
+    """
 
     length: int | Term
     whole: int | Term
 
 
 class _Tap(NamedTuple):
-    """A pixel of one axis for each place: its index, weight, the weight's derivative, and 1 where
-    there is such a pixel. None stands for 1 everywhere, as a derivative for 0."""
+    """A pixel that each sampled place reads along one axis; all are of shape (N, places)."""
 
-    pixel: Term
-    weight: Term | None
-    slope: Term | None
-    is_inside: Term | None
+    pixel: Term  # its index
+    weight: Term | None  # None: 1 everywhere
+    slope: Term | None  # d weight / d place; None: 0 everywhere
+    is_inside: Term | None  # 1.0 where the image has such a pixel, else 0.0; None: 1 everywhere
 
 
 @gradient("GridSample")
 def grid_sample(site: Site) -> Sequence[Term | None]:
-    """Sums over all taps; the places of each image are one list, its pixels another."""
+    """dx and dgrid, summed over all combinations of one tap per axis (see the module).
+
+    Arrays are (N, places, C) and (N, pixels, C): the places of a grid and the pixels of an image
+    are one axis each.
+    """
     x, grid = site.inputs
     exact = FLOAT64 if FLOAT64 in map(site.dtype, (x, grid)) else FLOAT32
     shape = [_extent(site, x, axis, exact) for axis in range(2, site.rank(x))]
@@ -56,9 +69,9 @@ def grid_sample(site: Site) -> Sequence[Term | None]:
     dy = _pixels_first(site, site.dy, n, exact)
     of_ends = bool(site.attribute("align_corners", 0))
     scales = [m.length - 1 if of_ends else m.length for m in shape]
-    axes = []
+    axes = []  # the taps along each axis of an image
     for axis, (m, scale) in enumerate(zip(shape, scales, strict=True)):
-        place = site.constant(np.array(rank - 1 - axis, INT64))
+        place = site.constant(np.array(rank - 1 - axis, INT64))  # a grid has (x, y), images (y, x)
         s = (site.op("Gather", places, place, axis=2) + 1) * (scale / 2)
         axes.append(_taps(site, s if of_ends else s - 0.5, m.length))
     dx: list[Term] = []
@@ -80,19 +93,20 @@ def grid_sample(site: Site) -> Sequence[Term | None]:
 
 
 def _pixels_first(site: Site, x: Term, n: Term, dtype: np.dtype) -> Term:
-    """Images (N, C, ...) as (N, pixels, C)."""
+    """Return images (N, C, ...) as (N, n, C) of a type; n: a vector of one number, their pixels."""
     shape = site.op("Concat", site.dims((x, 0), (x, 1)), n, axis=0)
     rows = site.op("Reshape", x, shape, allowzero=1)
     return site.cast(site.op("Transpose", rows, perm=(0, 2, 1)), dtype)
 
 
 def _times(site: Site, x: Term, factors: Sequence[Term | None]) -> Term:
-    """A value of (N, places, C) by factors of (N, places)."""
+    """Return x (N, places, C) times factors (N, places); None is a factor of 1."""
     own = [factor for factor in factors if factor is not None]
     return x * site.op("Unsqueeze", reduce(mul, own), site.ints(2)) if own else x
 
 
 def _extent(site: Site, x: Term, axis: int, dtype: Dtype) -> _Extent:
+    """Return the extent of x along an axis; dtype: of its `length`, if that is computed."""
     n = site.extent(x, axis)
     if isinstance(n, int):
         return _Extent(n, n)
@@ -101,6 +115,7 @@ def _extent(site: Site, x: Term, axis: int, dtype: Dtype) -> _Extent:
 
 
 def _flat_index(shape: Sequence[_Extent], taps: Sequence[_Tap]) -> Term:
+    """Return the index of a pixel in its flattened image, by a tap of each axis: y width + x."""
     index = taps[0].pixel
     for n, tap in zip(shape[1:], taps[1:], strict=True):
         index = index * n.whole + tap.pixel
@@ -108,6 +123,7 @@ def _flat_index(shape: Sequence[_Extent], taps: Sequence[_Tap]) -> Term:
 
 
 def _in_images(site: Site, parts: Sequence[Term], x: Term) -> Term | None:
+    """Return the sum of parts (N, pixels, C) in x's shape and type; None without parts."""
     if not parts:
         return None
     rows = site.op("Transpose", site.op("Sum", *parts), perm=(0, 2, 1))
@@ -117,7 +133,11 @@ def _in_images(site: Site, parts: Sequence[Term], x: Term) -> Term | None:
 def _in_grid(
     site: Site, slopes: Sequence[Sequence[Term]], scales: Sequence[int | Term], grid: Term
 ) -> Term | None:
-    """The last axis of a grid says the last axis of an image first."""
+    """Return dgrid; slopes: for each axis of an image, parts of ds (N, places, C) to be summed.
+
+    scales: pixels of an axis for 2 units of the grid, whose range is -1 to 1. None if an axis has
+    no parts: dgrid is 0 or not needed.
+    """
     if not all(slopes):
         return None
     columns = [
@@ -132,7 +152,11 @@ def _in_grid(
 
 
 def _taps(site: Site, s: Term, n: int | Term) -> list[_Tap]:
-    """The pixels around places of an axis of n."""
+    """Return the taps around the places s, in pixels, along an axis of n pixels.
+
+    One for mode nearest, two for linear, four for cubic: its weights are the cubic convolution of
+    the distance d from s, with a = CUBIC, one formula for d <= 1 and one for 1 < d <= 2.
+    """
     mode = site.attribute("mode", "linear").removeprefix("bi")
     if mode == "nearest":
         return [_tap(site, site.op("Round", s), n)]
@@ -143,6 +167,7 @@ def _taps(site: Site, s: Term, n: int | Term) -> list[_Tap]:
         return [_tap(site, low, n, 1 - t, minus), _tap(site, low + 1, n, t, plus)]
     a = CUBIC
     taps = []
+    # Distance of each tap from s, and d distance / d s.
     for k, (d, sign) in enumerate(((t + 1, 1), (t, 1), (1 - t, -1), (2 - t, -1))):
         if k in (1, 2):
             weight = (d * (a + 2) - (a + 3)) * d * d + 1
@@ -161,7 +186,10 @@ def _tap(
     weight: Term | None = None,
     slope: Term | None = None,
 ) -> _Tap:
-    """A tap at a pixel, or where the padding has it."""
+    """Return the tap of a pixel index (a float, maybe outside 0 to n - 1), by the padding mode.
+
+    zeros: is_inside is 0 outside; border: the nearest pixel; reflection: mirrored back inside.
+    """
     padding = site.attribute("padding_mode", "zeros")
     if padding != "reflection":
         index = site.op("Min", site.op("Max", pixel, pixel.beside(0)), pixel.beside(n - 1))
@@ -170,6 +198,8 @@ def _tap(
             return tap
         is_inside = site.compare("Equal", pixel, index)
         return tap._replace(is_inside=site.cast(is_inside, site.dtype(pixel)))
+    # Indices around + period k and last - around are one pixel: mirrored at the borders -0.5 and
+    # n - 0.5, or, with align_corners, at the pixels 0 and n - 1.
     last, period = 2 * n - 1, 2 * n
     if site.attribute("align_corners", 0):  # a single pixel repeats after one
         last, period = 2 * n - 2, site.op("Max", pixel.beside(2 * n - 2), pixel.beside(1))

@@ -2,6 +2,10 @@
 """Gradients of operators on sequences, which are sequences of gradients.
 
 s = [a, b]; y = s[1]      s_grad = [0, y_grad]; a_grad = s_grad[0], b_grad = s_grad[1]
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ ZERO |= {"SequenceEmpty", "SequenceLength"}
 
 
 def _from_front(site: Site, place: Term, sequence: Term) -> Term:
-    """A position in a sequence, counted from the front."""
+    """Return an index into a sequence as int64, one below 0 counted from the front instead."""
     place = site.cast(place, INT64)
     n = site.op("SequenceLength", sequence, dtype=INT64)
     return site.choose(site.compare("Less", place, 0), place + n, place)
@@ -32,7 +36,7 @@ def sequence_construct(site: Site) -> Sequence[Term | None]:
 
 @gradient("SequenceAt")
 def sequence_at(site: Site) -> Sequence[Term | None]:
-    """ds = zeros, but for dy at the position."""
+    """ds = zeros, but dy at the position."""
     s, place = site.inputs
     place = _from_front(site, place, s)
     rest = site.op("SequenceErase", site.zeros(s), place)
@@ -61,7 +65,7 @@ def sequence_erase(site: Site) -> Sequence[Term | None]:
 
 @gradient("SplitToSequence")
 def split_to_sequence(site: Site) -> Sequence[Term | None]:
-    """dx = the parts of dy joined; those without the axis are stacked along it."""
+    """dx = the arrays of dy concatenated along the axis; stacked if the split dropped the axis."""
     is_whole = len(site.inputs) > 1 or site.attribute("keepdims", 1)
     options = {"axis": site.attribute("axis", 0), "new_axis": int(not is_whole)}
     return [site.op("ConcatFromSequence", site.dy, like=site.inputs[0], **options)]
@@ -69,7 +73,7 @@ def split_to_sequence(site: Site) -> Sequence[Term | None]:
 
 @gradient("ConcatFromSequence")
 def concat_from_sequence(site: Site) -> Sequence[Term | None]:
-    """ds = the parts of dy that the arrays were."""
+    """ds = dy split into the arrays that were concatenated, or stacked (new_axis)."""
     axis = site.attribute("axis", 0)
     if site.attribute("new_axis", 0):
         return [site.op("SplitToSequence", site.dy, axis=axis, keepdims=0)]

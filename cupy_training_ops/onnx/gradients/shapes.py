@@ -2,6 +2,10 @@
 """Gradients of operators that make, join, split and index arrays.
 
 y = x[places]      x_grad[places] += y_grad, zero elsewhere
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ def same_elements(site: Site) -> Sequence[Term | None]:
 
 @gradient("Transpose")
 def transpose(site: Site) -> Sequence[Term | None]:
-    """dx = dy with the axes where they were; without `perm` they are reversed twice."""
+    """dx = dy transposed back, by the inverse of `perm`; without `perm` by reversed axes again."""
     perm = site.attribute("perm", None)
     if perm is None:
         return [site.op("Transpose", site.dy)]
@@ -35,7 +39,8 @@ def transpose(site: Site) -> Sequence[Term | None]:
 
 @gradient("DepthToSpace")
 def depth_to_space(site: Site) -> Sequence[Term | None]:
-    """dx = the blocks of dy as channels: (n, c, h b, w b) to (n, c, b, b, h, w) for CRD."""
+    """dx = SpaceToDepth of dy; in mode CRD, which that lacks, (n, c, h b, w b) is reshaped to
+    (n, c, h, b, w, b) and transposed to (n, c, b, b, h, w)."""
     b, x = site.attribute("blocksize", 1), site.inputs[0]
     if site.attribute("mode", "DCR") == "DCR":
         return [site.op("SpaceToDepth", site.dy, blocksize=b)]
@@ -46,7 +51,7 @@ def depth_to_space(site: Site) -> Sequence[Term | None]:
 
 @gradient("SpaceToDepth")
 def space_to_depth(site: Site) -> Sequence[Term | None]:
-    """dx = the channels of dy as blocks."""
+    """dx = DepthToSpace of dy."""
     mode = site.attribute("mode", "DCR")
     return [site.op("DepthToSpace", site.dy, blocksize=site.attribute("blocksize", 1), mode=mode)]
 
@@ -56,7 +61,7 @@ def space_to_depth(site: Site) -> Sequence[Term | None]:
 
 @gradient("Concat")
 def concat(site: Site) -> Sequence[Term | None]:
-    """dx_i = the next part of dy."""
+    """dx_i = part i of dy, split by the inputs' extents along the axis."""
     axis = site.attribute("axis", 0)
     if len(site.inputs) == 1:
         return [site.dy]
@@ -66,7 +71,7 @@ def concat(site: Site) -> Sequence[Term | None]:
 
 @gradient("Split")
 def split(site: Site) -> Sequence[Term | None]:
-    """dx = dy_0, dy_1, ... joined, zeros for outputs without a gradient."""
+    """dx = dy_0, dy_1, ... concatenated, zeros for outputs without a gradient."""
     pairs = zip(site.dys, site.outputs, strict=True)
     parts = [site.zeros(y) if dy is None else dy for dy, y in pairs]
     return [site.op("Concat", *parts, axis=site.attribute("axis", 0))]
@@ -74,7 +79,7 @@ def split(site: Site) -> Sequence[Term | None]:
 
 @gradient("Slice")
 def slice_(site: Site) -> Sequence[Term | None]:
-    """dx = dy in its places."""
+    """dx[slice] = dy, zero elsewhere."""
     x, *bounds = site.inputs
     return [site.own("SliceGrad", site.dy, site.shape(x), *bounds)]
 
@@ -91,7 +96,7 @@ def center_crop_pad(site: Site) -> Sequence[Term | None]:
 
 @gradient("Compress")
 def compress(site: Site) -> Sequence[Term | None]:
-    """dx = dy at the places where the condition is true."""
+    """dx = dy at the indices where the condition is true, zero elsewhere."""
     x, condition = site.inputs
     places = site.op("Squeeze", site.op("NonZero", condition, dtype=INT64), site.ints(0))
     axis = site.attribute("axis", None)
@@ -104,7 +109,7 @@ def compress(site: Site) -> Sequence[Term | None]:
 
 @gradient("Trilu")
 def trilu(site: Site) -> Sequence[Term | None]:
-    """dx = that triangle of dy."""
+    """dx = the same triangle of dy, zero elsewhere."""
     upper = site.attribute("upper", 1)
     return [site.op("Trilu", site.dy, *site.inputs[1:], upper=upper)]
 
@@ -117,7 +122,10 @@ def reverse_sequence(site: Site) -> Sequence[Term | None]:
 
 @gradient("Tile")
 def tile(site: Site) -> Sequence[Term | None]:
-    """dx = the sum of dy's tiles: (r_0, n_0, r_1, n_1, ...) over the r."""
+    """dx = the sum of dy's tiles: dy reshaped to (r_0, n_0, r_1, n_1, ...), summed over the r.
+
+    r: repeats, n: x's extents.
+    """
     x, repeats = site.inputs
     rank = site.rank(x)
     if not rank:
@@ -130,7 +138,10 @@ def tile(site: Site) -> Sequence[Term | None]:
 
 @gradient("Pad")
 def pad(site: Site) -> Sequence[Term | None]:
-    """Constant: dx = dy without the pads, whose sum is the gradient of the number in them."""
+    """Mode "constant": dx = dy without the pads; dvalue = the sum of dy in the pads.
+
+    Other modes: dx[source of an element] += dy.
+    """
     x, pads, value, axes = (*site.inputs, None, None)[:4]
     mode = site.attribute("mode", "constant")
     if mode != "constant":
@@ -144,12 +155,15 @@ def pad(site: Site) -> Sequence[Term | None]:
 
 
 def _pad_with_elements(site: Site, mode: str, x: Term, pads: Term, axes: Term | None) -> Term:
-    """dx[places] += dy along each axis; places: 0, 1, ..., n - 1 with the same pads."""
+    """Return dx[places] += dy, axis by axis; places: 0, 1, ..., n - 1 padded in the same way.
+
+    axes: those that `pads` (all begins, then all ends) are of; None for all of x.
+    """
     chosen = range(site.rank(x)) if axes is None else site.known(axes, "axes")
     dx, known = site.dy, site.value(pads)
     k = len(chosen)
     for i, axis in enumerate(map(int, chosen)):
-        if known is not None and not known[[i, i + k]].any():
+        if known is not None and not known[[i, i + k]].any():  # begin and end: no pads
             continue
         n = site.dims((x, axis))
         own = site.op("Gather", pads, site.ints(i, i + k))
@@ -163,7 +177,7 @@ def _pad_with_elements(site: Site, mode: str, x: Term, pads: Term, axes: Term | 
 
 @gradient("Gather")
 def gather(site: Site) -> Sequence[Term | None]:
-    """dx[index] += dy."""
+    """y = x[index] along an axis: dx[index] += dy."""
     x, indices = site.inputs
     axis = site.attribute("axis", 0)
     return [site.own("GatherGrad", site.shape(x), indices, site.dy, axis=axis, like=x)]
@@ -179,7 +193,7 @@ def gather_elements(site: Site) -> Sequence[Term | None]:
 
 @gradient("GatherND")
 def gather_nd(site: Site) -> Sequence[Term | None]:
-    """dx[index] += dy."""
+    """y = x[tuple of indices]: dx[tuple of indices] += dy."""
     x, indices = site.inputs
     n = site.attribute("batch_dims", 0)
     return [site.own("GatherNDGrad", site.shape(x), indices, site.dy, batch_dims=n, like=x)]
@@ -187,7 +201,7 @@ def gather_nd(site: Site) -> Sequence[Term | None]:
 
 @gradient("TopK")
 def top_k(site: Site) -> Sequence[Term | None]:
-    """dx = dy in the places of the largest."""
+    """dx = dy at the indices of the k chosen elements (output 1), zero elsewhere."""
     axis, x = site.attribute("axis", -1), site.inputs[0]
     places = site.extra_output(1, INT64)
     return [site.own("GatherElementsGrad", site.dy, site.shape(x), places, axis=axis)]
@@ -195,11 +209,11 @@ def top_k(site: Site) -> Sequence[Term | None]:
 
 @gradient("OneHot")
 def one_hot(site: Site) -> Sequence[Term | None]:
-    """d_values = the sums of dy off and on the places of the indices."""
+    """values are [off, on]: d_off = sum of dy where y is off, d_on where it is on."""
     indices, depth, values = site.inputs
     dtype, axis = site.dtype(values), site.attribute("axis", -1)
     sums = []
-    for pair in ((1, 0), (0, 1)):
+    for pair in ((1, 0), (0, 1)):  # OneHot with these as [off, on] marks the elements to sum
         chosen = site.constant(np.array(pair, dtype))
         places = site.op("OneHot", indices, depth, chosen, axis=axis, dtype=dtype)
         each = site.op("ReduceSum", site.dy * places, keepdims=0)
@@ -224,7 +238,7 @@ def range_(site: Site) -> Sequence[Term | None]:
 
 
 class _Scatter:
-    """Reads and writes at the places of a scatter's indices."""
+    """Gathers and scatters by the indices (input 1) of a ScatterElements or ScatterND node."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._indices = site, site.inputs[1]
@@ -233,35 +247,40 @@ class _Scatter:
         self._axis = axis
 
     def read(self, x: Term) -> Term:
-        """The elements of an array at the places."""
+        """Return the elements of x at the node's indices, in the shape of its updates."""
         return self._site.op(f"Gather{self._suffix}", x, self._indices, **self._axis)
 
     def write(self, x: Term, updates: Term, reduction: str) -> Term:
-        """An array with updates at the places."""
+        """Return x with updates at the indices; reduction: how they combine, as ONNX names it."""
         options = self._axis | ({} if reduction == "none" else {"reduction": reduction})
         return self._site.op(f"Scatter{self._suffix}", x, self._indices, updates, **options)
 
 
 @gradient("ScatterElements", "ScatterND")
 def scatter(site: Site) -> Sequence[Term | None]:
-    """none: dx = dy but for the places, which are du. add: dx = dy, du = dy at the places."""
+    """Gradients of x and of the updates u, by `reduction`.
+
+    none: dx = dy, but 0 at the indices; du = dy there. add: dx = dy, du = dy at the indices.
+    mul: each factor's is dy times the other factors. max, min: the largest or smallest share dy.
+    """
     updates = site.inputs[2]
-    dy, places, reduction = site.dy, _Scatter(site), site.attribute("reduction", "none")
+    dy, at, reduction = site.dy, _Scatter(site), site.attribute("reduction", "none")
     if reduction == "mul":
-        return _of_product(site, places)
+        return _of_product(site, at)
     if reduction in ("max", "min"):
-        return _of_extremes(site, places)
+        return _of_extremes(site, at)
     dx = dy
     if reduction == "none" and site.wanted[0]:
-        dx = places.write(dy, site.zeros(updates), "none")
-    return [dx, None, places.read(dy) if site.wanted[2] else None]
+        dx = at.write(dy, site.zeros(updates), "none")
+    return [dx, None, at.read(dy) if site.wanted[2] else None]
 
 
-def _of_product(site: Site, places: _Scatter) -> Sequence[Term | None]:
-    """d_factor = dy times the product of the others: y / factor, unless a factor is 0.
+def _of_product(site: Site, at: _Scatter) -> Sequence[Term | None]:
+    """y is the product of x and all updates u of an element: d_factor = dy times the others.
 
-    p = the product of all that are not 0, n = how many are: the product of the others is
-    p / factor where no other one is 0.
+    at: reads and writes at the node's indices.
+    p = the product of all factors that are not 0, n = how many are 0: the product of the others is
+    p / factor (p itself for a factor of 0) where no other one is 0, else 0.
     """
     x, _, updates = site.inputs
     is_zero = [site.compare("Equal", each, 0) for each in (x, updates)]
@@ -269,24 +288,27 @@ def _of_product(site: Site, places: _Scatter) -> Sequence[Term | None]:
     factors = [site.choose(where, 1, each) for where, each in pairs]
     zeros = [site.cast(where, site.dtype(x)) for where in is_zero]
     product, n = (
-        places.write(factors[0], factors[1], "mul"),
-        places.write(zeros[0], zeros[1], "add"),
+        at.write(factors[0], factors[1], "mul"),
+        at.write(zeros[0], zeros[1], "add"),
     )
     dx = site.dy * product / factors[0]
-    du = places.read(site.dy * product) / factors[1]
+    du = at.read(site.dy * product) / factors[1]
     return [
         site.choose(site.compare("Equal", n, zeros[0]), dx, 0),
         None,
-        site.choose(site.compare("Equal", places.read(n), zeros[1]), du, 0),
+        site.choose(site.compare("Equal", at.read(n), zeros[1]), du, 0),
     ]
 
 
-def _of_extremes(site: Site, places: _Scatter) -> Sequence[Term | None]:
-    """dy in equal shares for all that are y."""
+def _of_extremes(site: Site, at: _Scatter) -> Sequence[Term | None]:
+    """y is the max or min of x and all updates of an element: those that equal y share dy.
+
+    at: reads and writes at the node's indices.
+    """
     x, _, updates = site.inputs
     y = site.outputs[0]
     dtype = site.dtype(x)
     own = site.cast(site.compare("Equal", x, y), dtype)
-    others = site.cast(site.compare("Equal", updates, places.read(y)), dtype)
-    part = site.dy / places.write(own, others, "add")
-    return [part * own, None, places.read(part) * others]
+    others = site.cast(site.compare("Equal", updates, at.read(y)), dtype)
+    part = site.dy / at.write(own, others, "add")
+    return [part * own, None, at.read(part) * others]

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of Fourier transforms."""
+"""Gradients of Fourier transforms.
+
+A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
+are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
+inputs need a gradient. The rule returns a gradient for each input, None without one.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ AXIS_IS_AN_INPUT = 20  # from this opset on
 def dft(site: Site) -> Sequence[Term | None]:
     """Y = F X: dX = F^H dY = n times the inverse transform of dY; its real part for a real X.
 
-    Half a spectrum stands for one whose other half is 0. X is cut or filled to n elements: so is
-    dX, the other way.
+    The last axis has real and imaginary parts, or 1 element of a real X. A onesided dY is padded
+    with zeros. The transform cuts X, or fills it with zeros, to n elements; dX is filled or cut.
     """
     dy = site.dys[0]
     is_inverse = site.attribute("inverse", 0)
@@ -33,7 +38,7 @@ def dft(site: Site) -> Sequence[Term | None]:
         inputs.append(site.constant(np.array(axis, INT64)))
     back = site.op("DFT", dy, *inputs, **attributes)
     dx = back / n if is_inverse else back * n
-    if extents[-1] == 1:
+    if extents[-1] == 1:  # X is real: so is dX
         dx = _slice(site, dx, 1, len(extents) - 1)
     if n > extents[axis]:
         return [_slice(site, dx, extents[axis], axis)]
@@ -45,6 +50,7 @@ def dft(site: Site) -> Sequence[Term | None]:
 
 
 def _whole_extents(site: Site) -> list[int]:
+    """Return the extents of the node's input; refuse one whose shape is not known."""
     known = [n for n in site.extents(site.inputs[0]) or () if isinstance(n, int)]
     if len(known) != site.rank(site.inputs[0]):
         raise ArgumentError("its gradient needs the shape of its input")
@@ -52,7 +58,7 @@ def _whole_extents(site: Site) -> list[int]:
 
 
 def _axis(site: Site) -> int:
-    """The axis of the signal, counted from the front."""
+    """Return the axis of the signal, counted from the front."""
     rank = site.rank(site.inputs[0])
     if site.node.version < AXIS_IS_AN_INPUT:
         return int(site.attribute("axis", 1)) % rank
@@ -65,7 +71,7 @@ def _axis(site: Site) -> int:
 
 
 def _length(site: Site, extent: int) -> int:
-    """The length of the transform."""
+    """Return the transform's length n: input 1, or else `extent`."""
     if len(site.inputs) < 2 or site.inputs[1] is None:
         return extent
     length = site.value(site.inputs[1])
@@ -75,5 +81,5 @@ def _length(site: Site, extent: int) -> int:
 
 
 def _slice(site: Site, x: Term, end: int, axis: int) -> Term:
-    """The elements in front of a place."""
+    """Return the first `end` elements of x along an axis."""
     return site.op("Slice", x, site.ints(0), site.ints(end), site.ints(axis))

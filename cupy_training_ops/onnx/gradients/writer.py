@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A graph to which nodes are added: their names, constants, and the types that are known."""
+"""Writer: a graph to which nodes are added, with names, constants and known types."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SEQUENCES = {  # operators that make sequences
 
 
 def is_real(dtype: Dtype | None) -> bool:
-    """Return True of a type of real numbers, and of one that is not known."""
+    """Return True of a floating type, and of None, a type that is not known."""
     return dtype is None or dtype.kind == "f" or "float" in dtype.name
 
 
 def names_of(graph: Graph) -> set[str]:
-    """The names of all values, of those in subgraphs as well."""
+    """Return the names of all values, those in subgraphs as well."""
     names = {name for node in graph.nodes for name in node.outputs}
     names |= {item.name for item in graph.inputs} | graph.constants.keys()
     parts = (part for node in graph.nodes for part in subgraphs(node).values())
@@ -40,7 +40,10 @@ def names_of(graph: Graph) -> set[str]:
 
 
 def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | None]:
-    """The values that are sequences, with the types of their arrays."""
+    """Return {name of a value that is a sequence: type of its arrays, None if unknown}.
+
+    types: of single arrays by name.
+    """
     known = {item.name: item.dtype for item in graph.inputs if item.is_sequence}
     for node in graph.nodes:
         dtypes = [known.get(name) or types.get(name) for name in node.inputs]
@@ -51,7 +54,7 @@ def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | 
         elif node.op_type == "Identity" and node.inputs[0] in known:
             known[node.outputs[0]] = dtypes[0]
         for part in subgraphs(node).values():
-            results = part.outputs[node.op_type == "Loop" :]  # behind a condition
+            results = part.outputs[node.op_type == "Loop" :]  # a Loop's body has a condition first
             pairs = zip(node.outputs, results, strict=False)
             known |= {
                 name: item.dtype
@@ -62,9 +65,11 @@ def sequences_of(graph: Graph, types: Mapping[str, Dtype]) -> dict[str, Dtype | 
 
 
 class Writer:
-    """Adds nodes behind those of a graph, `forward`, which may be changed as well.
+    """Adds nodes behind those of a graph.
 
-    parameters: the constants whose values will change.
+    forward: the graph's nodes, whose items may be replaced. constants, types, shapes: of values by
+    name; sequences: the type of their arrays by a sequence's name. version: the opset of added
+    nodes. names: all names in use. parameters: names of constants whose values will change.
     """
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
@@ -80,8 +85,10 @@ class Writer:
         self.names = names_of(graph)
 
     def _follow_types(self) -> None:
-        """Take the type of a real input for that of a first result of which nothing is known: ONNX
-        infers none behind an operator that is not its own."""
+        """Give first outputs of unknown type the type of the node's first floating input.
+
+        ONNX infers no types behind operators of other domains.
+        """
         for node in self.forward:
             known = (self.types[name] for name in node.inputs if name in self.types)
             dtype = next(filter(is_real, known), None)
@@ -89,13 +96,13 @@ class Writer:
                 self.types.setdefault(node.outputs[0], dtype)
 
     def result(self) -> Graph:
-        """The graph with all that was added."""
+        """Return the graph with all that was added."""
         nodes = (*self.forward, *self._nodes)
         graph = replace(self.graph, nodes=nodes, constants=self.constants)
         return replace(graph, types=self.types, shapes=self.shapes)
 
     def new_name(self, name: str) -> str:
-        """A name that no value has."""
+        """Return `name`, or name_1, name_2, ... if a value has that; it is in use from now on."""
         result, i = name, 0
         while result in self.names:
             i += 1
@@ -104,7 +111,7 @@ class Writer:
         return result
 
     def declare_like(self, name: str, like: str) -> None:
-        """Let a value have the type and shape of another, as far as they are known."""
+        """Note for the value `name` the type and shape of `like`, as far as they are known."""
         if like in self.sequences:
             self.types.pop(name, None)
             self.sequences[name] = self.sequences[like]
@@ -117,7 +124,7 @@ class Writer:
             self.shapes[name] = shape
 
     def constant(self, name: str, value: HostArray) -> str:
-        """Add an array."""
+        """Add a constant; return its name: `name`, or name_1, name_2, ... if that is in use."""
         name = self.new_name(name)
         self.constants[name], self.types[name] = value, value.dtype
         return name
@@ -133,9 +140,10 @@ class Writer:
         dtype: Dtype | None = None,
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, ...]:
-        """Add a node; the names of its results come back.
+        """Add a node over values `inputs`; return the names of its n_outputs results.
 
-        dtype: that of the results, without one that of the first input.
+        Each is `name`, or name_1, name_2, ... if that is in use. dtype: the results' type; by
+        default that of the first input whose type is known.
         """
         results = tuple(self.new_name(name) for _ in range(n_outputs))
         version = 1 if domain else self.version
@@ -154,12 +162,12 @@ class Writer:
 
 
 def sum_of_sequences(writer: Writer, parts: Sequence[str], name: str) -> str:
-    """Add the sum of sequences, element by element; the name of the result."""
+    """Add nodes for the element-wise sum of sequences of these names; return the result's name."""
     return reduce(lambda a, b: _map(writer, (a, b), name, [_step("Add", "ab", "y")]), parts)
 
 
 def zeros_of(writer: Writer, name: str) -> str:
-    """Add zeros of the shape and type of a value, of a sequence a sequence of them; their name."""
+    """Add nodes for zeros like a value (of a sequence, a sequence of them); return their name."""
     dtype = writer.sequences.get(name) or writer.types.get(name)
     if dtype is None:
         raise ArgumentError(f"its gradient needs the type of {cut(name)!r}")
@@ -177,9 +185,9 @@ def zeros_of(writer: Writer, name: str) -> str:
 
 
 def lengths_of(writer: Writer, sequence: str, axis: int) -> str:
-    """Add a sequence of lengths along an axis, each a list of one number; the name of the result.
+    """Add nodes for the lengths of a sequence's arrays along an axis; return the result's name.
 
-    It may be used with opset 15 and newer ones.
+    The result is a sequence of int64 arrays of shape (1,). Needs opset 15, whose Shape has `start`.
     """
     part = {"start": axis} | ({} if axis == -1 else {"end": axis + 1})
     result = _map(writer, (sequence,), f"{sequence}_lengths", [_step("Shape", "a", "y", **part)])
@@ -188,12 +196,16 @@ def lengths_of(writer: Writer, sequence: str, axis: int) -> str:
 
 
 def _step(op_type: str, inputs: str, output: str, **attributes: object) -> Node:
-    """A node of a body, whose values have letters as names."""
+    """Return a node for _map; inputs: a letter for each, "ab" for a and b."""
     return Node(op_type, "", 0, tuple(inputs), (output,), attributes)
 
 
 def _map(writer: Writer, sequences: Sequence[str], name: str, steps: Sequence[Node]) -> str:
-    """Add a sequence of what the steps make, y, of the elements of sequences, a and b; its name."""
+    """Add a SequenceMap to `writer`; return its result's name, `name` or one that begins so.
+
+    sequences: one or two names. steps: nodes of its body, which compute y from a, an element of
+    sequences[0], and b, one of sequences[1].
+    """
     letters = sorted({each for node in steps for each in (*node.inputs, *node.outputs)})
     names = {letter: writer.new_name(f"{name}_{letter}") for letter in letters}
     nodes = tuple(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on the bits of numbers."""
+"""Operators on the bits of numbers.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ for _word in ("And", "Or", "Xor"):
 
 @standard("BitShift", since=11, only={"direction": ("LEFT", "RIGHT")})
 def bit_shift(xp: Module, x: Array, y: Array, *, direction: str) -> Array:
-    """x << y or x >> y, where a y beyond the bits leaves the copies of the sign alone."""
+    """Return x << y or x >> y; where y is not below x's bits, 0, or -1 of a negative x >> y."""
     refuse_mixed(x, y)
     n = 8 * x.itemsize
     is_beyond = y >= n if y.dtype.kind == "u" else (y < 0) | (y >= n)
@@ -37,6 +40,7 @@ def bit_shift(xp: Module, x: Array, y: Array, *, direction: str) -> Array:
 
 @standard("BitCast", since=26, view=True)
 def bit_cast(xp: Module, x: Array, *, to: int) -> Array:
+    """Return the bits of x as elements of ONNX's type `to`, of the same size."""
     dtype = graph_dtype(to)
     if n_bits(dtype) != n_bits(x.dtype):
         names = type_name(dtype), type_name(x.dtype)

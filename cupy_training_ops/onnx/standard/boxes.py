@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Boxes in images: the best ones that do not overlap."""
+"""Boxes in images: the best ones that do not overlap.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Array:
-    """Rows of batch, class, box: for each class the best boxes, the best one first.
+    """Return rows of indices (batch, class, box) of the chosen boxes, a class's best one first.
 
-    A box is left out if it overlaps a better one by more than `overlap` of what both cover. All
-    batches and classes go from the best box to the next together.
+    boxes: (N, boxes, 4). scores: (N, classes, boxes). most: boxes of a class, at most. overlap: a
+    box is left out if its intersection over union with a better one is more. least: score, at
+    least. All batches and classes go from the best box to the next together.
     """
     batch, classes, n = _check(boxes, scores)
     limit = 0 if most is None or not most.size else int(most.reshape(-1)[0])
@@ -46,10 +50,11 @@ def non_max_suppression(
     is_chosen = xp.zeros(scores.shape, bool)  # by rank
     n_chosen = xp.zeros((batch, classes), np.int64)
     for rank in range(n):
-        best = order[:, :, rank]
+        best = order[:, :, rank]  # the box of this rank in each class: (N, classes)
         takes = is_left[rows, columns, best] & (n_chosen < limit)
         is_chosen[:, :, rank] = takes
         n_chosen += takes
+        # Its intersections with all boxes of the image: (N, classes, boxes, 2), then their areas.
         sides = xp.minimum(high[:, None], high[rows, best][:, :, None]) - xp.maximum(
             low[:, None], low[rows, best][:, :, None]
         )
@@ -63,7 +68,7 @@ def non_max_suppression(
 
 
 def _check(boxes: Array, scores: Array) -> tuple[int, int, int]:
-    """Batches, classes, boxes."""
+    """Return the numbers of batches, classes and boxes; refuse other shapes."""
     if boxes.ndim == scores.ndim == 3 and boxes.shape[2] == 4:
         batch, classes, n = scores.shape
         if boxes.shape[:2] == (batch, n):
@@ -73,7 +78,10 @@ def _check(boxes: Array, scores: Array) -> tuple[int, int, int]:
 
 
 def _corners(xp: Module, boxes: Array, is_by_centre: int) -> tuple[Array, Array]:
-    """The corners with the least and the largest coordinates."""
+    """Return the corners of least and of largest coordinates, two arrays (N, boxes, 2).
+
+    boxes: (N, boxes, 4), two opposite corners, or centre and size.
+    """
     first, second = boxes[..., :2], boxes[..., 2:]
     if is_by_centre:
         half = second / scalar(boxes, 2)

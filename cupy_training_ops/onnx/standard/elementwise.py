@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that work element by element, with NumPy's broadcasting."""
+"""Operators that work element by element, with NumPy's broadcasting.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +68,12 @@ VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
 def _compute(xp: Module, name: str, operands: Sequence[Array], out: Array = None) -> Array | None:
-    """The result by this package's kernels; None where they have none for it, and on NumPy."""
+    """Return the result of EXPRESSIONS[name]; None where no kernel here does it, as on NumPy."""
     return None if xp is np else compute(name, operands, out)
 
 
 def _unary(name: str) -> Function:
+    """Return f(xp, x), by the kernel of EXPRESSIONS[name], else by the module's own function."""
     has_kernel = name in EXPRESSIONS
 
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
@@ -80,6 +84,7 @@ def _unary(name: str) -> Function:
 
 
 def _binary(name: str) -> Function:
+    """Return f(xp, x, y), by the kernel of EXPRESSIONS[name], else by the module's function."""
     has_kernel = name in EXPRESSIONS
 
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
@@ -91,6 +96,7 @@ def _binary(name: str) -> Function:
 
 
 def _variadic(name: str) -> Function:
+    """Return f(xp, x, y, ...), which applies the binary function of this name from the left."""
     binary = _binary(name)
 
     def variadic(xp: Module, *arrays: Array) -> Array:
@@ -123,7 +129,7 @@ def refuse_zeros(divisor: Array) -> None:
 
 
 def scalar(x: Array, value: float) -> Any:
-    """A number in the type of an array."""
+    """Return a number as a NumPy scalar of x's type."""
     return x.dtype.type(value)
 
 
@@ -135,7 +141,7 @@ def mean(xp: Module, *arrays: Array) -> Array:
 
 @standard("Div", since=7, overwrites=(0, 1), noted=True)
 def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
-    """Integers are divided towards 0."""
+    """Return x / y; of integers truncated towards 0."""
     refuse_mixed(x, y)
     if x.dtype.kind in "iu":
         recording.leave()
@@ -157,6 +163,7 @@ square = _unary("square")
 
 @standard("Pow", since=7, noted=True)
 def pow_(xp: Module, x: Array, y: Array) -> Array:
+    """Return x^y in x's type; exponents 2 and 0.5, where the host has y, as square and root."""
     if y.ndim == 0 and y.dtype.kind in "iuf" and isinstance(y, np.ndarray):
         if y == 2:
             return square(xp, x)
@@ -210,12 +217,13 @@ def selu(
     alpha: float = 1.67326319217681884765625,
     gamma: float = 1.05070102214813232421875,
 ) -> Array:
+    """Return gamma x where x > 0, else gamma alpha (e^x - 1)."""
     return elu(xp, x, alpha=alpha) * scalar(x, gamma)
 
 
 @standard("Sigmoid", noted=True)
 def sigmoid(xp: Module, x: Array) -> Array:
-    """1 / (1 + e^-x), by an exponential that never overflows."""
+    """Return 1 / (1 + e^-x), as e^x / (1 + e^x) of a negative x, so that no e^ overflows."""
     result = _compute(xp, "sigmoid", (x,))
     if result is not None:
         return result
@@ -255,6 +263,10 @@ def binarizer(xp: Module, x: Array, *, threshold: float = 0.0) -> Array:
 
 @standard("Erf", noted=True)
 def erf(xp: Module, x: Array) -> Array:
+    """Return erf(x); with NumPy, which lacks it, by erf(x) = 2 gelu(z) / z - 1, z = sqrt(2) x.
+
+    Near 0 that loses digits; two terms of the series are enough there.
+    """
     if xp is not np:
         result = _compute(xp, "erf", (x,))
         return _erf_by_cupy(x) if result is None else result
@@ -287,6 +299,7 @@ def is_nan(xp: Module, x: Array) -> Array:
 def is_inf(
     xp: Module, x: Array, *, detect_negative: bool = True, detect_positive: bool = True
 ) -> Array:
+    """Return True where x is an infinity of a sign that is looked for."""
     y = xp.isinf(x)
     if not detect_negative:
         y &= x > 0
@@ -295,13 +308,13 @@ def is_inf(
 
 @standard("Clip", until=10)
 def clip_6(xp: Module, x: Array, *, min: float = -math.inf, max: float = math.inf) -> Array:
-    """`clip` of NumPy makes float32 of bfloat16."""
+    """Return x clipped to min and max, in its type; NumPy's `clip` would widen bfloat16."""
     return xp.minimum(xp.maximum(x, scalar(x, min)), scalar(x, max))
 
 
 @standard("Clip", since=11, view=True)
 def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
-    """Clip as ONNX does: `high` where it is below `low`."""
+    """Return x clipped to low and high, each None for no bound; high where that is below low."""
     if low is not None:
         x = xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""GRUTraining, which is GRU with its gates among the results, and the gradients of GRU."""
+"""GRUTraining, which is GRU with its gates among the results, and the gradients of GRU.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
+`way` is a layer that collects its gradients, d a direction's index.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +22,24 @@ DEFAULTS = ("Sigmoid", "Tanh")
 
 
 class _Reset(NamedTuple):
-    """GRU's gates of all steps: update z and reset r, both; new n; and their slopes.
+    """A GRU's gates at all steps: update z, reset r, new n; (steps, batch, hidden) each."""
 
-    hidden: R_n h + its bias, where the reset gate multiplies that.
-    """
-
-    both: Array
-    both_slopes: Array
+    both: Array  # z, then r along the last axis, 2 hidden
+    both_slopes: Array  # derivatives of their activations
     new: Array
-    new_slope: Array
-    hidden: Array
+    new_slope: Array  # derivative of its activation
+    hidden: Array  # R_n h + its bias with linear_before_reset, where r multiplies that; else None
 
 
 def _gru_gates(
     way: Way, d: int, functions: Sequence[Any], before: Array, gates: Array, is_linear: bool
 ) -> _Reset:
-    """gates: z, r and n where they are known, by their usual activations."""
+    """Return direction d's gates, computed once more unless they are known.
+
+    functions: activations of z and r, and of n. before: the hidden state before each step. gates:
+    z, r, n of GRUTraining, (steps, directions,
+    batch, 3 hidden), or None. is_linear: linear_before_reset.
+    """
     m = 2 * way.n_hidden
     r, (own, states_own) = way.r[d], way.biases(d)
     hidden = way.times(before, r[m:]) + states_own[m:] if is_linear else None
@@ -68,10 +75,11 @@ def gru_training(
     hidden_size: int | None = None,
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
-    """GRU's results, and its gates update, reset and new in all steps."""
+    """Return GRU's Y and Y_h, and its gates z, r, n at all steps: (steps, 1, batch, 3 hidden)."""
     refuse_lengths(lengths)
     layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, 0, None)
     m, hidden = layer.n_hidden, layer.start("initial_h", h)[0]
+    # B: z, r, n beside W x, then z, r, n beside R h; only the last is not added to W x at once.
     own = xp.zeros(6 * m, layer.x.dtype) if layer.bias is None else layer.bias[0]
     of_both, new_bias = own[: 2 * m] + own[3 * m : 5 * m], own[5 * m :]
     inputs = layer.times(layer.x, layer.w[0]) + xp.concatenate([of_both, own[2 * m : 3 * m]])
@@ -114,7 +122,11 @@ def gru_grad(
     layout: bool = False,
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
-    """dX, dW, dR, dB and d initial_h, by the inputs, Y, GRUTraining's gates, dY and dY_h."""
+    """Return dX, dW, dR, dB and d initial_h.
+
+    x to h: the GRU's inputs. y: its Y. gates: GRUTraining's, or None: they are computed once more.
+    dy, dh: gradients of Y and Y_h, None if 0.
+    """
     way = Way(xp, (x, w, r, bias), 3, y, lengths, hidden_size, direction, layout, clip)
     n = len(way.backward)
     names = activations or DEFAULTS * n
@@ -133,28 +145,40 @@ def gru_grad(
 
 
 def _add_linear_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, last: Array) -> None:
-    """n = g(W_n x + r q), q = R_n h: dn, dq = r dn and dr = q dn are multiples of dh."""
+    """Add direction d's gradients, with linear_before_reset.
+
+    n = g(W_n x + r q), q = R_n h: dn, dq = r dn and dr = q dn are multiples of dh, by factors k
+    that are known for all steps. before: hidden states before each step. dy: gradients of Y. last:
+    of Y_h.
+    """
     xp, m = way.xp, way.n_hidden
     update, reset = gates.both[..., :m], gates.both[..., m:]
     of_new = way.until_ends((scalar(update, 1) - update) * gates.new_slope)
     of_update = way.until_ends((before - gates.new) * gates.both_slopes[..., :m])
     of_reset = of_new * gates.hidden * gates.both_slopes[..., m:]
+    # da_t = k_t dh_t: of z, r, and of R_n h + its bias.
     k = xp.stack([of_update, of_reset, of_new * reset], axis=2)
     da, dhs = xp.empty(k.shape, k.dtype), xp.empty_like(of_new)
     rows = da.reshape(*da.shape[:2], 3 * m)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill dhs[t] and da[t]; return dh before step t."""
         dhs[t] = dh
         xp.multiply(k[t], dh[:, None], out=da[t])
         return dh * update[t] + product(xp, rows[t], way.r[d])
 
     dh = way.back(d, dy, last, step)
+    # Beside W x, the new gate's gradient has no factor r.
     of_inputs = xp.concatenate([rows[..., : 2 * m], dhs * of_new], axis=-1)
     way.add(d, of_inputs, way.summed(rows, before), rows_of(rows).sum(0), dh)
 
 
 def _add_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, last: Array) -> None:
-    """n = g(W_n x + R_n (r h)): dr = h R_n^T dn."""
+    """Add direction d's gradients, without linear_before_reset.
+
+    before: hidden states before each step. dy: gradients of Y. last: of Y_h.
+    n = g(W_n x + R_n (r h)): dr = h R_n^T dn, which takes a product of its own at each step.
+    """
     xp, m, r = way.xp, way.n_hidden, way.r[d]
     update, reset = gates.both[..., :m], gates.both[..., m:]
     of_new = way.until_ends((scalar(update, 1) - update) * gates.new_slope)
@@ -163,6 +187,7 @@ def _add_gru(way: Way, d: int, gates: _Reset, before: Array, dy: Array, last: Ar
     da = xp.empty((*update.shape[:2], 3 * m), update.dtype)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill da[t], for z, r, n; return dh before step t."""
         xp.multiply(dh, of_update[t], out=da[t, :, :m])
         xp.multiply(dh, of_new[t], out=da[t, :, 2 * m :])
         through = product(xp, da[t, :, 2 * m :], r[2 * m :])

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""LSTMTraining, which is LSTM with its cells and gates among the results; the gradients of LSTM."""
+"""LSTMTraining, which is LSTM with its cells and gates among the results; the gradients of LSTM.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
+`way` is a layer that collects its gradients, d a direction's index.
+looks: peephole weights of the gates i, o and f, (3, hidden), or None. input_forget: f = 1 - i.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +24,12 @@ DEFAULTS = ("Sigmoid", "Tanh", "Tanh")
 
 
 class _Memory(NamedTuple):
-    """LSTM's cells behind and before all steps; its gates input, output, forget and cell."""
+    """Values of one direction of an LSTM at all steps, each (steps, batch, hidden)."""
 
-    cells: Array
-    before: Array
-    gates: Sequence[Array]
-    slopes: Sequence[Array]
+    cells: Array  # behind each step
+    before: Array  # before each step
+    gates: Sequence[Array]  # input, output, forget, and the new cell's tanh
+    slopes: Sequence[Array]  # derivatives of the gates' activations
 
 
 def _memory(
@@ -35,7 +41,11 @@ def _memory(
     looks: Array,
     input_forget: bool,
 ) -> _Memory:
-    """before: the hidden states; start: the initial cell; looks: peepholes of i, o, f, or None."""
+    """Return the cells and gates of direction d, computed once more from the hidden states.
+
+    functions: activations of gates, new cell, and hidden state. before: the hidden state before
+    each step. start: the initial cell.
+    """
     a = way.times(way.x, way.w[d]) + way.times(before, way.r[d]) + sum(way.biases(d))
     parts = _by_gate(way, a)
     if looks is not None:
@@ -52,12 +62,15 @@ def _memory(
 
 
 def _by_gate(layer: Layer, x: Array) -> list[Array]:
-    """Views of what belongs to i, o, f and c."""
+    """Return the four parts of the last axis (4 hidden), those of i, o, f and c, as views."""
     return [x[..., k * layer.n_hidden : (k + 1) * layer.n_hidden] for k in range(4)]
 
 
 def _inner(way: Way, function: Any, parts: Sequence[Array], input_forget: bool) -> Sequence[Array]:
-    """The input and the forget gate, each before its slope."""
+    """Return input gate, its slope, forget gate, its slope.
+
+    function: the gates' activation. parts: the sums i, o, f, c that activations are applied to.
+    """
     let_in, in_slope = way.open(function, parts[0])
     if input_forget:
         return let_in, in_slope, scalar(let_in, 1) - let_in, way.xp.zeros_like(let_in)
@@ -73,7 +86,11 @@ def _add_looks(
     looks: Array,
     input_forget: bool,
 ) -> None:
-    """Add what peepholes see of the cells, which come about one by one."""
+    """Add the peepholes' products with cells to the sums i, o and f (parts), in place.
+
+    The cells are computed step by step for that, from the initial one, `cell`. functions:
+    activations of gates and new cell.
+    """
     for t in way.order(d):
         now = [part[t] for part in parts]
         now[0] += looks[0] * cell
@@ -104,7 +121,10 @@ def lstm_training(
     hidden_size: int | None = None,
     input_forget: bool = False,
 ) -> tuple[Array, ...]:
-    """LSTM's results, and its cells and gates i, o, f and c in all steps."""
+    """Return LSTM's Y, Y_h and Y_c, and its cells and gates i, o, f and c at all steps.
+
+    Cells: (steps, 1, batch, hidden); gates: (steps, 1, batch, 4 hidden).
+    """
     if peepholes is not None:
         raise ArgumentError("P: expected none, since LSTMGrad does not read peepholes beside gates")
     refuse_lengths(lengths)
@@ -151,9 +171,11 @@ def lstm_grad(
     input_forget: bool = False,
     layout: bool = False,
 ) -> tuple[Array, ...]:
-    """dX, dW, dR, dB, d initial_h, d initial_c and dP, by the inputs, Y, dY, dY_h and dY_c.
+    """Return dX, dW, dR, dB, d initial_h, d initial_c and dP.
 
-    LSTMTraining's cells and gates, or else B and P, from which those are computed anew.
+    x, w, r, lengths, h, c, bias and peepholes: the LSTM's inputs. y: its Y. dy, dh, dc: gradients
+    of Y, Y_h and Y_c, None if 0. cells, gates: LSTMTraining's; without them they are computed once
+    more, from bias and peepholes too.
     """
     way = Way(xp, (x, w, r, bias), 4, y, lengths, hidden_size, direction, layout, clip)
     n, m = len(way.backward), way.n_hidden
@@ -184,7 +206,7 @@ def lstm_grad(
 
 
 def _stored_memory(way: Way, d: int, cells: Array, gates: Array, start: Array) -> _Memory:
-    """Outputs of LSTMTraining."""
+    """Return LSTMTraining's cells and gates of direction d as _Memory; start: the initial cell."""
     parts = _by_gate(way, gates)
     slopes = [sigmoid_slope(way.xp, None, part) for part in parts[:3]]
     slopes.append(tanh_slope(way.xp, None, parts[3]))
@@ -203,9 +225,13 @@ def _add_lstm(
     last: Array,
     dc: Array,
 ) -> None:
-    """h = o f(c), c = f c' + i g, where c' is the cell before.
+    """Add the gradients of direction d to `way` (see Way.add).
 
-    The whole gradient of c is dc + k_cell dh; da_o is a multiple of dh, the others of that.
+    h = o f(c), c = f c' + i g, where c' is the cell before. At each step the gradient of c is
+    dc + k_cell dh; da_o is a multiple of dh, da of the other gates of c's gradient, by factors k
+    that are known for all steps. function: activation of the hidden state. before: hidden states
+    before each step. dy: gradients of Y. last: of the last hidden state by direction. dc: of the
+    last cell.
     """
     xp, m = way.xp, way.n_hidden
     let_in, out, forget, new = memory.gates
@@ -223,6 +249,7 @@ def _add_lstm(
     by_gate = (*k.shape[1:2], 4, m)
 
     def step(t: int, dh: Array) -> Array:
+        """Fill da[t], take dc before step t, and return dh before it, without dY."""
         nonlocal dc
         whole = dc + dh * k_cell[t]
         xp.multiply(k[t].reshape(by_gate), whole[:, None], out=da[t].reshape(by_gate))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Counts of n-grams: rows of n numbers that stand in a row of an array, one after the other or with
-as many left out between each two."""
+"""Counts of n-grams: n numbers that follow each other in a row of an array, or with the same number
+of elements skipped between each two.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,12 @@ def tf_idf_vectorizer(
     pool_strings: Sequence[str] = (),
     weights: Sequence[float] | None = None,
 ) -> Array:
-    """TF: how often each n-gram of the pool is in a row, with 0, 1, ... max_skip_count left out
-    between its numbers. IDF: the weight of those that are there. TFIDF: counts times weights."""
+    """Return a vector for each row of x; element ngram_indexes[i] is of n-gram i of the pool.
+
+    TF: how often it is in the row, with 0, 1, ... max_skip_count elements skipped between its
+    numbers. IDF: its weight if it is there. TFIDF: count times weight. ngram_counts: where the
+    1-grams, 2-grams, ... begin in pool_int64s.
+    """
     if x.ndim not in (1, 2):
         raise ArgumentError(f"X: expected one or two dimensions, got shape {x.shape}")
     rows = x if x.ndim == 2 else x[None]
@@ -79,7 +86,7 @@ def tf_idf_vectorizer(
 
 
 def _grams(starts: Sequence[int], pool: Sequence[int]) -> Iterator[tuple[int, int, HostArray]]:
-    """The n-grams of the pool, (G, n), by n, with the number of the first."""
+    """Yield n, the index of the first n-gram among all, and the n-grams (G, n), n = 1, 2, ..."""
     first, numbers = 0, np.array(pool, np.int64)
     for n, (start, end) in enumerate(pairwise((*starts, len(pool))), 1):
         grams = numbers[start:end].reshape(-1, n)
@@ -88,16 +95,19 @@ def _grams(starts: Sequence[int], pool: Sequence[int]) -> Iterator[tuple[int, in
 
 
 def _count(xp: Module, rows: Array, grams: HostArray, n_steps: int) -> Array:
-    """How often each n-gram is in each row, (G, N), with steps of 1, 2, ... between numbers."""
+    """Return how often each n-gram (G, n) is in each row (N, length): (G, N).
+
+    Its numbers are 1, 2, ... or n_steps elements apart; counts of all these are added.
+    """
     n, length = grams.shape[1], rows.shape[1]
     pool = xp.asarray(grams)
     total = xp.zeros((len(grams), len(rows)), FLOAT32)
-    part = max(MOST // max(rows.size, 1), 1)
+    part = max(MOST // max(rows.size, 1), 1)  # n-grams that are compared at once
     for step in range(1, n_steps + 1):
-        n_places = length - (n - 1) * step
+        n_places = length - (n - 1) * step  # where an n-gram may begin in a row
         for g in range(0, len(grams) if n_places > 0 else 0, part):
             some = pool[g : g + part, :, None, None]
-            matches = rows[:, :n_places] == some[:, 0]
+            matches = rows[:, :n_places] == some[:, 0]  # (part, N, n_places)
             for k in range(1, n):
                 matches &= rows[:, k * step : k * step + n_places] == some[:, k]
             total[g : g + part] += matches.sum(axis=2)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators of early opsets that have other attributes since: `broadcast` and `axis`, scales."""
+"""Operators of early opsets, whose attributes have changed since: `broadcast`, `axis`, `scales`.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ UPSAMPLED = {"mode": ("nearest", "linear")}
 
 
 def _with_axis(name: str) -> Function:
-    """The function of two arrays, the second of which is repeated only if the node says so."""
+    """Return the operator `name` as of opset 6, computed by its function of opset 7.
+
+    y is broadcast to x only if the attribute `broadcast` is set, from axis `axis` of x on.
+    """
     item = find(name, 7)
     assert item is not None
 
@@ -32,7 +38,10 @@ def _with_axis(name: str) -> Function:
 
 
 def _before(y: Array, shape: tuple[int, ...], axis: int | None) -> Array:
-    """An array with ones behind its extents, which begin at an axis of `shape`."""
+    """Return y reshaped to broadcast to `shape`, with its first axis at `axis` of that.
+
+    (3,) for shape (2, 3, 4) at axis 1 becomes (3, 1). Without axis, its last axis is the last.
+    """
     first = len(shape) - y.ndim if axis is None else axis
     if y.size == 1:
         return y.reshape(())
@@ -48,7 +57,7 @@ for _operator in BROADCASTING:
 
 @standard("PRelu", until=6)
 def prelu_1(xp: Module, x: Array, slope: Array) -> Array:
-    """One slope, or one for each channel."""
+    """PRelu with one slope, or one for each channel (axis 1)."""
     if slope.size == 1:
         return prelu(xp, x, slope.reshape(()))
     if x.ndim < 2 or slope.shape != x.shape[1:2]:
@@ -70,6 +79,7 @@ def batch_normalization_1(
     momentum: float = 0.9,
     spatial: bool = True,
 ) -> Any:
+    """Normalise by the running `mean` and `var`; is_test and spatial have to be set."""
     return batch_normalization(xp, x, scale, bias, mean, var, epsilon=epsilon)
 
 
@@ -81,7 +91,7 @@ def upsample_7(xp: Module, x: Array, *, scales: Sequence[float], mode: str = "ne
 @standard("Resize", host=(1,), since=10, until=10, grows=True, view=True, only=UPSAMPLED)
 @standard("Upsample", host=(1,), since=9, until=9, grows=True, view=True, only=UPSAMPLED)
 def resize_10(xp: Module, x: Array, scales: Any, *, mode: str = "nearest") -> Array:
-    """Output i is at i / scale."""
+    """Resize with output i at pixel i / scale; of mode nearest, the pixel before."""
     return resize(
         xp,
         x,

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Steps of optimizers as ONNX's preview of training has them: new arrays for old ones.
+"""Steps of optimizers of the domain ai.onnx.preview.training: new arrays for old ones.
 
-The inputs are a rate, the number of steps before, and lists one behind the other: variables, their
-gradients, and sums over earlier gradients.
+The inputs are the learning rate, the count of steps before, and lists of n arrays one behind the
+other: x_1 ... x_n, their gradients, and n of each moment. In formulas g is the gradient plus
+norm_coefficient x.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -25,7 +28,11 @@ def _update(
     arrays: Sequence[Array],
     n_lists: int,
 ) -> tuple[Array, ...]:
-    """The lists of new arrays; `function` makes those of one variable."""
+    """Return the new variables x_1 ... x_n, then n new ones of each moment.
+
+    function: (rate, count, x, gradient, moments...) to the new (x, moments...) of one variable.
+    arrays: n_lists lists of equal length, one behind the other.
+    """
     if rate.size != 1 or count.size != 1:
         raise ArgumentError(f"R, T: expected one number, got {rate.shape} and {count.shape}")
     n = len(arrays) // n_lists
@@ -43,6 +50,7 @@ def _update(
 
 
 def _add_penalty(x: Array, gradient: Array, coefficient: float) -> Array:
+    """Return the gradient with that of coefficient |x|^2 / 2 added."""
     return x * scalar(x, coefficient) + gradient if coefficient else gradient
 
 
@@ -57,6 +65,11 @@ def momentum(
     mode: str,
     norm_coefficient: float,
 ) -> tuple[Array, ...]:
+    """Return new x and moments v: v = alpha v + beta g (beta = 1 in the first step), x -= rate v.
+
+    Mode "nesterov": x -= rate (g + alpha v). arrays: all x, their gradients, and all v.
+    """
+
     def step(rate: Array, count: Array, x: Array, gradient: Array, v: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
         share = xp.where(count > 0, scalar(x, beta), scalar(x, 1))
@@ -77,6 +90,11 @@ def adagrad(
     epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> tuple[Array, ...]:
+    """Return new x and moments h: h += g^2, x -= rate g / (1 + count decay_factor) / (sqrt(h) + e).
+
+    e: epsilon. arrays: all x, their gradients, and all h.
+    """
+
     def step(rate: Array, count: Array, x: Array, gradient: Array, h: Array) -> Sequence[Array]:
         gradient = _add_penalty(x, gradient, norm_coefficient)
         h = h + gradient * gradient
@@ -98,9 +116,17 @@ def adam(
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> tuple[Array, ...]:
+    """Return new x and moments: v = alpha v + (1 - alpha) g, h = beta h + (1 - beta) g^2.
+
+    arrays: all x, their gradients, all v, and all h.
+    x -= rate c v / (sqrt(h) + epsilon), c = sqrt(1 - beta^count) / (1 - alpha^count), 1 in step 0;
+    then x *= 1 - norm_coefficient_post.
+    """
+
     def step(
         rate: Array, count: Array, x: Array, gradient: Array, v: Array, h: Array
     ) -> Sequence[Any]:
+        """Return the new x, v and h of one variable."""
         gradient = _add_penalty(x, gradient, norm_coefficient)
         v = v * scalar(x, alpha) + gradient * scalar(x, 1 - alpha)
         h = h * scalar(x, beta) + gradient * gradient * scalar(x, 1 - beta)

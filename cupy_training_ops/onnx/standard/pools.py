@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators over windows and regions: norms of windows, and the ways back from windows."""
+"""Operators over windows and regions: norms of windows, inverses of pooling, maxima of regions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def lp_pool(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """(sum |x|^p)^(1/p) of each window."""
+    """Return (sum |x|^p)^(1/p) of each window."""
     windows = windows_of(
         "LpPool",
         x.shape,
@@ -57,12 +60,14 @@ def _tuple(numbers: Axes) -> tuple[int, ...] | None:
 
 
 def _power(xp: Module, x: Array, p: int) -> Array:
+    """Return |x|^p."""
     if p < 1:
         raise ArgumentError(f"p: expected at least 1, got {p}")
     return x * x if p == 2 else xp.abs(x) ** scalar(x, p)
 
 
 def _root(xp: Module, total: Array, p: int) -> Array:
+    """Return total^(1/p)."""
     return xp.sqrt(total) if p == 2 else total ** scalar(total, 1 / p)
 
 
@@ -83,7 +88,7 @@ def lrn(
     beta: float = 0.75,
     bias: float = 1.0,
 ) -> Array:
-    """x / (bias + alpha / size * the sum of squares of `size` channels around) ^ beta."""
+    """Return x / (bias + alpha / size * sum of squares of `size` neighbouring channels)^beta."""
     if size < 1:
         raise ArgumentError(f"size: expected at least 1, got {size}")
     n, squares, total = x.shape[1], x * x, xp.zeros_like(x)
@@ -106,7 +111,10 @@ def max_unpool(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """Zeros, and each element at its index in what was pooled; at the beginning of `shape`."""
+    """Return zeros with each element of x at its index in the pooled array, flattened.
+
+    shape: of the result, if it is larger than the pooled array, which is at its beginning then.
+    """
     rank = len(kernel_shape)
     if x.ndim != rank + 2 or indices.shape != x.shape:
         expected = f"X and I of one shape, with {rank + 2} dimensions"
@@ -143,7 +151,10 @@ def col2im(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """An image of the sums of all elements of blocks that lie on each pixel."""
+    """Return images (N, C, ...) in which overlapping blocks are added: the reverse of im2col.
+
+    x: (N, C * elements of a block, blocks). image, block: their extents, vectors.
+    """
     shape, kernel = extents(image), extents(block)
     if x.ndim != 3 or len(shape) != len(kernel) or x.shape[1] % math.prod(kernel):
         got = f"{x.shape}, {shape} and {kernel}"
@@ -164,7 +175,7 @@ def col2im(
         raise ArgumentError(f"input: expected {expected}, got {x.shape[2]}")
     parts = x.reshape(x.shape[0], channels, math.prod(kernel), *windows.output)
     y = xp.zeros((x.shape[0], channels, *shape), x.dtype)
-    for k, (at, elements) in enumerate(windows.taps()):
+    for k, (at, elements) in enumerate(windows.taps()):  # element k of all blocks: where in y
         y[elements] += parts[:, :, k][at]
     return y
 
@@ -181,7 +192,10 @@ def max_roi_pool(
     pooled_shape: Sequence[int],
     spatial_scale: float = 1.0,
 ) -> Array:
-    """The maximum of each cell of a region whose corners are pixels; 0 of a cell of none."""
+    """Return the maximum of each cell of R regions, (R, C, *pooled_shape); 0 without pixels.
+
+    rois: (R, 5), image index, and x and y of the first and the last pixel, before spatial_scale.
+    """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
         got = f"{x.shape}, {rois.shape} and {tuple(pooled_shape)}"
         raise ArgumentError(f"expected (N, C, H, W), (R, 5) and two extents, got {got}")
@@ -196,7 +210,7 @@ def max_roi_pool(
     parts = []
     for first in range(0, len(rois), MOST_REGIONS):
         some = slice(first, first + MOST_REGIONS)
-        lines = [
+        lines = [  # which rows, and which columns, of pixels are in which cell
             _cells(xp, corners[some, axis], corners[some, axis + 2], cells, n)
             for axis, cells, n in (
                 (1, pooled_shape[0], x.shape[2]),
@@ -204,11 +218,11 @@ def max_roi_pool(
             )
         ]
         pixels = x[images[some]]
-        rows = [
+        rows = [  # the maximum over the rows of each row of cells: (regions, C, W)
             xp.where(lines[0][:, i, None, :, None], pixels, low).max(axis=2)
             for i in range(pooled_shape[0])
         ]
-        cells_of = [
+        cells_of = [  # then over the columns of each cell: (regions, C, columns of cells)
             xp.stack(
                 [
                     xp.where(lines[1][:, j, None, :], row, low).max(axis=2)
@@ -225,7 +239,10 @@ def max_roi_pool(
 
 
 def _cells(xp: Module, start: Array, end: Array, cells: int, n: int) -> Array:
-    """Which of n pixels are in each cell of a line from a first to a last pixel: (R, cells, n)."""
+    """Return (R, cells, n): True where a pixel of an axis of n is in a cell.
+
+    start, end: (R,), the first and last pixel of each region, which is divided into equal cells.
+    """
     size = xp.maximum(end - start + 1, scalar(start, 1)) / scalar(start, cells)
     k = xp.arange(cells).astype(start.dtype)
     first = xp.floor(k * size[:, None]) + start[:, None]

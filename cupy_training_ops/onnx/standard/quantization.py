@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on quantized numbers q, which stand for (q - zero_point) scale."""
+"""Operators on quantized numbers: an integer q is the code of (q - zero_point) scale.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,11 @@ def quantize_linear(
     precision: int = 0,
     saturate: bool = True,
 ) -> Array:
-    """x / scale + zero, rounded to the nearest numbers, in the precision that the scale has."""
+    """Return x / scale + zero, rounded and clipped to the type of `zero` (uint8 without one).
+
+    The quotient is rounded to the type of the scale, or of `precision`. scale, zero: one number, or
+    one for each index of `axis`, or for each block of `block_size` of them.
+    """
     dtype = graph_dtype(output_dtype) if output_dtype else UINT8
     if zero is not None:
         if output_dtype and zero.dtype != dtype:
@@ -56,14 +63,18 @@ def quantize_linear(
 
 
 def _in_float32(xp: Module, x: Array, exact: Dtype) -> Array:
-    """An array rounded to a type, in float32, or in float64 if it is that."""
+    """Return x rounded to the type `exact`, as float32, or float64 if it is that."""
     return x.astype(exact).astype(FLOAT64 if exact == FLOAT64 else FLOAT32, copy=False)
 
 
 def _spread(
     xp: Module, array: Array, shape: tuple[int, ...], axis: int, block_size: int, name: str
 ) -> Array:
-    """Scales or zero points so that they broadcast: one, one for an axis's index, or for blocks."""
+    """Return scales or zero points in a form that broadcasts to `shape`.
+
+    array: one number; one for each index of the axis; or one for each block of `block_size` indices
+    of the axis, with all other axes. name: for messages.
+    """
     if array.size == 1 and array.ndim < 2:
         return array.reshape(())
     place = axis_of(axis, len(shape))
@@ -88,7 +99,11 @@ def _saturate(
     axis: int = 1,
     block_size: int = 0,
 ) -> Array:
-    """Whole numbers nearest to quotients, moved by the zero point and cut to the type."""
+    """Return rint(quotient) + zero, clipped to the range of the integer type `dtype`, as that type.
+
+    zero: None, one number, or one for each index of `axis`, or for each block of `block_size` of
+    them. shape: of the quotient.
+    """
     whole = xp.rint(quotient)
     if zero is not None:
         places = _spread(xp, zero, shape, axis, block_size, "y_zero_point")
@@ -111,7 +126,10 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Array:
-    """(x - zero) scale."""
+    """Return (x - zero) scale in the scale's type, or that of `output_dtype`.
+
+    scale, zero: one number, or one for each index of `axis`, or each block of `block_size` of them.
+    """
     dtype = graph_dtype(output_dtype) if output_dtype else scale.dtype
     wide = FLOAT64 if x.dtype == INT32 else FLOAT32
     whole = x.astype(wide)
@@ -126,12 +144,12 @@ def dequantize_linear(
 
 @standard("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(xp: Module, x: Array) -> tuple[Array, Array, Array]:
-    """Codes of 8 bits for the range of x, which is made to have 0."""
+    """Return uint8 codes of x, their scale and zero point, for the range of x and 0."""
     nothing = xp.zeros(1, x.dtype)
     flat = xp.concatenate([x.reshape(-1), nothing])
     least, most = flat.min(), flat.max()
     scale = (most - least) / x.dtype.type(255)
-    start = xp.where(scale == 0, nothing[0], -least / scale)
+    start = xp.where(scale == 0, nothing[0], -least / scale)  # of x all 0, the scale is 0
     zero = xp.rint(xp.minimum(xp.maximum(start, x.dtype.type(0)), x.dtype.type(255)))
     quotient = xp.where(scale == 0, nothing[0], x / scale)
     zero = xp.asarray(zero.astype(UINT8))
@@ -149,7 +167,7 @@ def matmul_integer(
 
 
 def _to_int32(whole: Array) -> Array:
-    """Sums in 32 bits, of which those that are larger lose their high bits."""
+    """Return sums as int32; larger ones wrap around."""
     return whole.astype(np.int64).astype(INT32)
 
 
@@ -158,7 +176,7 @@ def _product_of_codes(xp: Module, a: Array, a_zero: Array, b: Array, b_zero: Arr
 
 
 def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
-    """x - zero in float64; a vector has a zero for each index of the axis."""
+    """Return x - zero in float64; a zero that is a vector has one for each index of the axis."""
     _refuse_other_codes(x.dtype, name)
     if zero is None:
         return x.astype(FLOAT64)
@@ -170,13 +188,18 @@ def _centre(x: Array, zero: Array, axis: int, name: str) -> Array:
 
 
 def _refuse_other_codes(dtype: Dtype, name: str) -> None:
+    """Refuse an input `name` of another type than uint8 and int8."""
     if dtype not in BYTES:
         got = type_name(dtype) if dtype in BY_DTYPE else dtype_name(dtype)
         raise DtypeError(f"{name}: expected uint8 or int8, got {got}")
 
 
 def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> Array:
-    """One number, one for each index of an axis from behind, or an array that says so itself."""
+    """Return scales or zero points in a form that broadcasts to `shape`.
+
+    array: one number, one for each index of `axis` (-1 or -2), or an array of extent 1 along the
+    other of the last two axes. name: for messages.
+    """
     if array.size == 1:
         return array.reshape(())
     each = [1] * len(shape)
@@ -191,6 +214,7 @@ def _each_along(array: Array, shape: tuple[int, ...], axis: int, name: str) -> A
 
 
 def _refuse_float_codes(_: Mapping[str, Any], dtypes: Sequence[Dtype | None]) -> None:
+    """Refuse a and b, inputs 0 and 3, of another type than uint8 and int8."""
     for name, dtype in zip("ab", (dtypes[0], dtypes[3]), strict=True):
         if dtype is not None:
             _refuse_other_codes(dtype, name)
@@ -208,6 +232,7 @@ def qlinear_matmul(
     y_scale: Array,
     y_zero: Array,
 ) -> Array:
+    """Return the codes of a b: ((a - a_zero) a_scale) ((b - b_zero) b_scale) / y_scale + y_zero."""
     _refuse_other_codes(y_zero.dtype, "y_zero_point")
     whole = _product_of_codes(xp, a, a_zero, b, b_zero).astype(FLOAT32)
     rows = _each_along(a_scale, a.shape, -2, "a_scale").astype(FLOAT32)
@@ -219,12 +244,13 @@ def qlinear_matmul(
 
 
 def _conv(xp: Module, x: Array, w: Array, attributes: dict[str, Any]) -> Array:
+    """Return the convolution of x and w by Conv; attributes of None are left out."""
     chosen = {name: value for name, value in attributes.items() if value is not None}
     return get_op("Conv").shared(**chosen)(dense(xp, x), dense(xp, w))
 
 
 def _by_filter(array: Array, rank: int, n: int, name: str) -> Array:
-    """One number, or one for each filter, to go with filters."""
+    """Return one number as a scalar, n numbers, one of each filter, as (n, 1, ...) of a rank."""
     if array.size == 1:
         return array.reshape(())
     if array.shape != (n,):
@@ -233,6 +259,7 @@ def _by_filter(array: Array, rank: int, n: int, name: str) -> Array:
 
 
 def _centre_filters(w: Array, zero: Array) -> Array:
+    """Return w - zero in float64; zero: one number, one for each filter, or None."""
     _refuse_other_codes(w.dtype, "w")
     if zero is None:
         return w.astype(FLOAT64)
@@ -241,6 +268,7 @@ def _centre_filters(w: Array, zero: Array) -> Array:
 
 
 def _centre_input(x: Array, zero: Array) -> Array:
+    """Return x - zero in float64; zero: one number, or None."""
     _refuse_other_codes(x.dtype, "x")
     if zero is None:
         return x.astype(FLOAT64)
@@ -264,7 +292,7 @@ def conv_integer(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """Zero points are around x."""
+    """Return the int32 convolution of x - x_zero and w - w_zero; pads are of x_zero, so of 0."""
     attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     y = _conv(xp, _centre_input(x, x_zero), _centre_filters(w, w_zero), attributes)
@@ -291,6 +319,7 @@ def qlinear_conv(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
+    """Return the codes of a convolution of quantized arrays; bias: int32, of x_scale w_scale."""
     _refuse_other_codes(y_zero.dtype, "y_zero_point")
     attributes = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     attributes |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}

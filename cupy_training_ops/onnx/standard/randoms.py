@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Operators that draw random numbers, of a state: a seed, and how many were drawn.
+"""Operators that draw random numbers, from a state: a uint64 array [seed, numbers drawn so far].
 
     number k of a seed = mix(mix(seed) + (k + 1) STEP), which is SplitMix64
 
-The state is an array of the session's own, which each run moves on; a node by itself has none, and
-draws by its seed, or by the system's.
+A session appends the state to a node's inputs, and each run updates it; a node that runs by itself
+has none, and draws by its attribute `seed`, or by the operating system's random bits.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ...errors import ArgumentError
 from .shapes import extents
 from .table import Array, Module, standard, wide
 
-# The place of the state among the inputs.
+# Index of the state among the inputs, by operator.
 DRAWN: Mapping[str, int] = {
     "Bernoulli": 1,
     "Multinomial": 1,
@@ -34,34 +36,38 @@ DRAWN: Mapping[str, int] = {
 STEP = np.uint64(0x9E3779B97F4A7C15)
 FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
-BITS = {FLOAT64: 53, FLOAT32: 24, FLOAT16: 11, BFLOAT16: 8}  # of a number below 1
+BITS = {FLOAT64: 53, FLOAT32: 24, FLOAT16: 11, BFLOAT16: 8}  # of a type's significand
 
 
 def seed_bits(seed: float) -> int:
-    """A seed, which ONNX says as a float, as an integer."""
+    """Return the 64 bits of a seed, which ONNX has as a float, as an integer."""
     return int(struct.unpack("<Q", struct.pack("<d", seed))[0])
 
 
 def _mix(z: Array) -> Array:
+    """Return SplitMix64's hash of uint64 numbers."""
     for shift, factor in zip(SHIFTS[:2], FACTORS, strict=True):
         z = (z ^ (z >> shift)) * factor
     return z ^ (z >> SHIFTS[2])
 
 
 def _uniform(xp: Module, state: Any, seed: float | None, n: int, dtype: Dtype) -> Array:
-    """n multiples of 2^-bits below 1, in float64, with as many bits as the type has."""
+    """Return n uniform numbers in [0, 1), as float64, all of them exact in `dtype`.
+
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
+    """
     if state is None:
         own = secrets.randbits(64) if seed is None else seed_bits(seed)
         state = xp.asarray(np.array([own, 0], np.uint64))
     k = xp.arange(n).astype(np.uint64) + state[1:] + np.uint64(1)
     z = _mix(_mix(state[:1]) + k * STEP)
     state[1:] += np.uint64(n)
-    bits = BITS[dtype]
+    bits = BITS[dtype]  # the upper bits, as a fraction
     return (z >> np.uint64(64 - bits)).astype(FLOAT64) * 2.0**-bits
 
 
 def _type(dtype: int | None, other: Any) -> Dtype:
-    """The type of an attribute, or another; it has to be a float."""
+    """Return the type of ONNX's number `dtype`, or `other` if it is None; refuse integers."""
     result = other if dtype is None else to_dtype(dtype)
     if result not in BITS:
         raise ArgumentError(f"dtype: expected a type of floats, got {result}")
@@ -77,6 +83,10 @@ def _draw_uniform(
     low: float,
     high: float,
 ) -> Array:
+    """Return uniform numbers of a shape and type, from low to high.
+
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
+    """
     u = _uniform(xp, state, seed, math.prod(shape), dtype).reshape(tuple(shape))
     return (low + u * (high - low)).astype(dtype)
 
@@ -90,7 +100,10 @@ def _draw_normal(
     mean: float,
     scale: float,
 ) -> Array:
-    """mean + scale sqrt(-2 log(1 - u)) cos(2 pi v)."""
+    """Return normal numbers, mean + scale sqrt(-2 log(1 - u)) cos(2 pi v) (Box-Muller).
+
+    state: uint64 [seed, numbers drawn so far], updated in place; None: of `seed`, or at random.
+    """
     n = math.prod(shape)
     numbers = _uniform(xp, state, seed, 2 * n, FLOAT64)
     radius = xp.sqrt(-2 * xp.log(1 - numbers[:n]))
@@ -109,6 +122,7 @@ def random_uniform(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of `shape`, float32 without a dtype."""
     return _draw_uniform(xp, extents(shape), state, seed, _type(dtype, FLOAT32), low, high)
 
 
@@ -123,6 +137,7 @@ def random_uniform_like(
     low: float = 0.0,
     seed: float | None = None,
 ) -> Array:
+    """Return uniform numbers from low to high, of x's shape, and type without a dtype."""
     return _draw_uniform(xp, x.shape, state, seed, _type(dtype, x.dtype), low, high)
 
 
@@ -137,6 +152,7 @@ def random_normal(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of a shape; scale: standard deviation. dtype: float32 without one."""
     return _draw_normal(xp, extents(shape), state, seed, _type(dtype, FLOAT32), mean, scale)
 
 
@@ -151,6 +167,7 @@ def random_normal_like(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Array:
+    """Return normal numbers of x's shape; scale: standard deviation. dtype: x's without one."""
     return _draw_normal(xp, x.shape, state, seed, _type(dtype, x.dtype), mean, scale)
 
 
@@ -163,7 +180,7 @@ def bernoulli(
     dtype: int | None = None,
     seed: float | None = None,
 ) -> Array:
-    """1 with the probability x, else 0."""
+    """Return 1 with the probability x, else 0."""
     u = _uniform(xp, state, seed, x.size, FLOAT64).reshape(x.shape)
     return (u < x).astype(x.dtype if dtype is None else to_dtype(dtype))
 
@@ -178,7 +195,7 @@ def multinomial(
     sample_size: int = 1,
     seed: float | None = None,
 ) -> Array:
-    """Classes, each as often as the exponential of its x says."""
+    """Return classes (batch, sample_size), of probability softmax(x); x: (batch, classes)."""
     if x.ndim != 2 or not x.shape[1]:
         raise ArgumentError(f"expected shape (batch, classes), got {x.shape}")
     if to_dtype(dtype).name not in ("int32", "int64"):

@@ -2,6 +2,9 @@
 """Recurrent layers: RNN, GRU and LSTM, in one direction or both.
 
 The inputs' part of all gates is one product for the whole sequence; each step adds the state's.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from .table import Array, Function, Module, standard, wide
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 Names = Sequence[str] | None
 Floats = Sequence[float] | None
-States = tuple[Array, ...]  # the hidden state first
-Step = Callable[[Array, States], States]  # by the inputs' part of the gates
+States = tuple[Array, ...]  # hidden state, and of an LSTM the cell; each (batch, hidden)
+Step = Callable[[Array, States], States]  # (W x_t + bias, states before t) to states after t
 
 
 # ---- activations ---------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ def _thresholded_relu(xp: Module, x: Array, *, alpha: float) -> Array:
     return xp.where(x >= scalar(x, alpha), x, scalar(x, 0))
 
 
-# Functions, and their numbers: None where one has to be said.
+# Functions, and their attributes' defaults: None where the node has to say it.
 ACTIVATIONS: Mapping[str, tuple[Function, Mapping[str, float | None]]] = {
     "Affine": (_affine, {"alpha": None, "beta": None}),
     "Elu": (elu, {"alpha": 1.0}),
@@ -69,7 +72,10 @@ _BY_LOWER = {name.lower(): row for name, row in ACTIVATIONS.items()}
 
 
 def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[Function]:
-    """The functions of these names; each takes the next alpha and beta, if it has them."""
+    """Return the functions of these names, with alpha and beta bound.
+
+    alphas, betas: the nodes' lists, of which each function that has the number takes the next one.
+    """
     left = {"alpha": list(alphas or ()), "beta": list(betas or ())}
     result: list[Function] = []
     for name in names:
@@ -90,9 +96,13 @@ def activations_of(names: Sequence[str], alphas: Floats, betas: Floats) -> list[
 
 
 def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """A check of the attributes about activations."""
+    """Return a function that refuses a node's attributes with wrong activations, alphas or betas.
+
+    defaults: the activations of one direction.
+    """
 
     def check(attributes: Mapping[str, Any]) -> None:
+        """Refuse attributes of a node (values by name) that do not fit `defaults`."""
         n = 2 if attributes.get("direction") == "bidirectional" else 1
         activations = attributes.get("activations")
         if activations is not None and len(activations) != n * len(defaults):
@@ -108,7 +118,15 @@ def activations_checker(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 class Layer:
-    """Code that the layers share: extents, gates, directions, and sequences of several lengths."""
+    """Base of RNN, GRU and LSTM over NumPy and CuPy; half types are computed in float32.
+
+    Its attributes: x, (steps, batch, inputs); w, r, bias, ONNX's W, R, B, by direction first;
+    n_hidden, elements of a state; backward, for each direction True if it goes from the last step
+    to the first.
+
+    arrays: x, w, r and bias, or None. n_gates: gates of a step. layout: 1 if inputs and outputs
+    have the batch first. clip: inputs of activations are clipped to -clip and clip.
+    """
 
     def __init__(
         self,
@@ -137,11 +155,12 @@ class Layer:
         self.check("B", bias, (n_directions, 2 * n_gates * n))
 
     def check(self, name: str, array: Array, shape: tuple[int, ...]) -> None:
+        """Refuse an array, if there is one, of another shape; name: in the message."""
         if array is not None and array.shape != shape:
             raise ArgumentError(f"{name}: expected shape {shape}, got {array.shape}")
 
     def start(self, name: str, state: Array) -> Array:
-        """An initial state, one for each direction."""
+        """Return an initial state as (directions, batch, hidden), zeros for None."""
         shape = (len(self.backward), self.x.shape[1], self.n_hidden)
         if state is None:
             return self.xp.zeros(shape, self.x.dtype)
@@ -150,17 +169,17 @@ class Layer:
         return wide(state)
 
     def bound(self, x: Array) -> Array:
-        """Clip the input of an activation."""
+        """Return an activation's input, clipped if the node has `clip`."""
         if self._clip is None:
             return x
         return self.xp.minimum(self.xp.maximum(x, scalar(x, -self._clip)), scalar(x, self._clip))
 
     def times(self, a: Array, b: Array) -> Array:
-        """a b^T."""
+        """Return a b^T."""
         return product(self.xp, a, b.swapaxes(-1, -2))
 
     def biases(self, direction: int) -> tuple[Any, Any]:
-        """The biases of the inputs' part and of the states' part."""
+        """Return the two halves of a direction's bias: beside W x and beside R h; 0, 0 without."""
         if self.bias is None:
             return 0, 0
         n = self.bias.shape[1] // 2
@@ -169,9 +188,11 @@ class Layer:
     def run(
         self, steps: Sequence[tuple[Step, Any]], starts: Sequence[Array], lengths: Array
     ) -> tuple[Array, ...]:
-        """All hidden states, and the last states. A step stands beside the bias of its inputs.
+        """Return Y, the hidden states of all steps, and the last of each state.
 
-        A sequence that has ended keeps its states, and has zeros behind its end.
+        steps: for each direction, (its function of W x_t + bias and the states before, the bias).
+        starts: initial states. lengths: of each sequence, or None; one that has ended keeps its
+        states, and has zeros in Y.
         """
         xp, (n_times, batch, _) = self.xp, self.x.shape
         if lengths is not None:
@@ -217,12 +238,16 @@ def rnn(
     hidden_size: int | None = None,
     layout: bool = False,
 ) -> tuple[Array, ...]:
+    """Return Y and Y_h; h_t = f(W x_t + R h_(t-1) + b)."""
     layer = Layer(xp, (x, w, r, bias), 1, hidden_size, direction, layout, clip)
     n = len(layer.backward)
     functions = activations_of(activations or ("Tanh",) * n, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
+
         def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, hidden). states: (h_(t-1),)."""
             total = inputs + layer.times(states[0], layer.r[d])
             return (functions[d](xp, layer.bound(total)),)
 
@@ -252,19 +277,25 @@ def gru(
     layout: bool = False,
     linear_before_reset: bool = False,
 ) -> tuple[Array, ...]:
-    """Gates in the order update, reset, hidden."""
+    """Return Y and Y_h; gates are in the order update z, reset r, new n.
+
+    h_t = (1 - z) n + z h_(t-1), n = g(W x_t + R (r h_(t-1)) + b), or, linear_before_reset,
+    n = g(W x_t + r (R h_(t-1) + b_R) + b_W).
+    """
     layer = Layer(xp, (x, w, r, bias), 3, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh") * n
     functions = activations_of(names, activation_alpha, activation_beta)
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
         f, g = functions[2 * d : 2 * d + 2]
         of_gates, of_hidden = layer.r[d, : 2 * m], layer.r[d, 2 * m :]
         own, states_own = layer.biases(d)
         hidden_bias = 0 if layer.bias is None else states_own[2 * m :]
 
         def step(inputs: Array, states: States) -> States:
+            """Return (h_t,); inputs: W x_t + bias, (batch, 3 hidden). states: (h_(t-1),)."""
             before = states[0]
             gates = inputs[:, : 2 * m] + layer.times(before, of_gates)
             gates = f(xp, layer.bound(gates))
@@ -278,6 +309,7 @@ def gru(
 
         if layer.bias is None:
             return step, 0
+        # R's bias of the new gate is left out: `step` adds it, as r may multiply it.
         return step, xp.concatenate([own[: 2 * m] + states_own[: 2 * m], own[2 * m :]])
 
     return layer.run([step_of(d) for d in range(n)], [layer.start("initial_h", h)], lengths)
@@ -309,7 +341,11 @@ def lstm(
     input_forget: bool = False,
     layout: bool = False,
 ) -> tuple[Array, ...]:
-    """Gates in the order input, output, forget, cell; with input_forget, forget = 1 - input."""
+    """Return Y, Y_h and Y_c; gates are in the order input, output, forget, cell.
+
+    input_forget: forget = 1 - input. peepholes: (directions, 3 hidden), weights of the cell in the
+    input, output and forget gate.
+    """
     layer = Layer(xp, (x, w, r, bias), 4, hidden_size, direction, layout, clip)
     n, m = len(layer.backward), layer.n_hidden
     names = activations or ("Sigmoid", "Tanh", "Tanh") * n
@@ -318,10 +354,12 @@ def lstm(
         raise ArgumentError(f"P: expected shape {(n, 3 * m)}, got {peepholes.shape}")
 
     def step_of(d: int) -> tuple[Step, Any]:
+        """Return direction d's step, and the bias beside W x_t in its `inputs`."""
         f, g, h_function = functions[3 * d : 3 * d + 3]
         looks = [0, 0, 0] if peepholes is None else wide(peepholes)[d].reshape(3, m)
 
         def step(inputs: Array, states: States) -> States:
+            """Return h_t and c_t; inputs: W x_t + bias, (batch, 4 hidden). states: h, c before."""
             before, cell = states
             total = inputs + layer.times(before, layer.r[d])
             parts = [total[:, k * m : (k + 1) * m] for k in range(4)]

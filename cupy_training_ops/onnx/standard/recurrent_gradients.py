@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""A recurrent layer's way back through time, and RNN's gradients.
+"""Backpropagation through time, as recurrent layers share it, and RNN's gradients.
 
 a_t = W x_t + R h_(t-1) + b, all t at once        since h is known
 da_t = K_t dh_t,  dh_(t-1) = R^T da_t             one product a step, K for all t at once
 dx_t = W^T da_t,  dW = sum of da_t x_t^T,  dR = sum of da_t h_(t-1)^T      one product each
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+w, r, bias, lengths, h, c, peepholes: ONNX's W, R, B, sequence_lens, initial_h, initial_c and P.
 """
 
 from __future__ import annotations
@@ -27,17 +30,20 @@ from .reductions import product
 from .table import Array, Module, standard, wide
 
 DEFAULTS = ("Tanh",)
-ONE_WAY = {"direction": ("forward",), "input_forget": (False,)}  # what upstream trains
+ONE_WAY = {"direction": ("forward",), "input_forget": (False,)}  # all that LSTMTraining has
 
 
 def are_defaults(names: Names, defaults: Sequence[str]) -> bool:
-    """Return True of the activations that a layer has if none are named."""
+    """Return True if `names`, None or for one or two directions, are the default activations."""
     pairs = zip(names or (), itertools.cycle(defaults), strict=False)
     return all(name.lower() == default.lower() for name, default in pairs)
 
 
 def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
-    """A check for the operators that give gates, whose slopes have to follow from them."""
+    """Return a function that refuses a node's attributes with clip, or not these activations.
+
+    With these, the slopes follow from the gates that LSTMTraining and GRUTraining give.
+    """
 
     def check(attributes: Mapping[str, Any]) -> None:
         names = attributes.get("activations")
@@ -50,7 +56,7 @@ def refuse_others(*defaults: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 def refuse_lengths(lengths: Array) -> None:
-    """Refuse sequences of several lengths, as upstream's training operators do."""
+    """Refuse sequences of several lengths, as ONNX Runtime's training operators do."""
     if lengths is not None:
         raise ArgumentError("sequence_lens: expected none, so that all sequences are as long as X")
 
@@ -59,7 +65,11 @@ def refuse_lengths(lengths: Array) -> None:
 
 
 class Way(Layer):
-    """A layer on its way back through time."""
+    """A Layer with the steps backwards; d is a direction's index, t a step's.
+
+    states: the hidden states behind all steps, (steps, directions, batch, hidden). goes_on: (steps,
+    batch, 1), True until a sequence ends; None if all are as long as x.
+    """
 
     def __init__(
         self,
@@ -73,7 +83,10 @@ class Way(Layer):
         layout: int,
         clip: float | None,
     ) -> None:
-        """arrays: x, W, R and B. states: the hidden states, which the layer gave."""
+        """Prepare; arrays: x, W, R and B (or None). states: the layer's Y. n_gates: of a step.
+
+        lengths: of each sequence, or None. The others are attributes of the layer's node.
+        """
         super().__init__(xp, arrays, n_gates, hidden_size, direction, layout, clip)
         self.goes_on = None
         if lengths is not None:
@@ -85,10 +98,10 @@ class Way(Layer):
         if states is None:
             raise ArgumentError("its input Y is missing")
         self.states = self.of_steps("Y", states)
-        self._parts: list[tuple[Array, ...]] = []
+        self._parts: list[tuple[Array, ...]] = []  # of each direction: (dX, dW, dR, dB, others)
 
     def of_steps(self, name: str, value: Array, n: int = 1) -> Array:
-        """An array of each step and direction; n: of its columns, in hidden states."""
+        """Return an input such as Y as (steps, directions, batch, n hidden), checked; or None."""
         if value is None:
             return None
         value = wide(value.transpose(1, 2, 0, 3) if self._layout else value)
@@ -97,16 +110,16 @@ class Way(Layer):
         return value
 
     def until_ends(self, x: Array, other: float = 0) -> Array:
-        """x, and a number behind the ends of sequences."""
+        """Return x (steps, batch, ...) with the number `other` behind the ends of sequences."""
         return x if self.goes_on is None else self.xp.where(self.goes_on, x, scalar(x, other))
 
     def order(self, d: int) -> Sequence[int]:
-        """The steps as a direction goes through them."""
+        """Return the indices of steps in the order in which direction d goes through them."""
         steps = range(len(self.x))
         return steps[::-1] if self.backward[d] else steps
 
     def before(self, d: int, states: Array, start: Array) -> Array:
-        """The states before each step, by those behind it."""
+        """Return the state before each step; states: those behind each step; start: the first."""
         result = self.xp.empty_like(states)
         if not self.backward[d]:
             result[1:], result[:1] = states[:-1], start
@@ -117,7 +130,7 @@ class Way(Layer):
         return result
 
     def open(self, function: Any, a: Array) -> tuple[Array, Array]:
-        """An activation of a, and its slope there."""
+        """Return an activation of `a`, and its slope there; 0 where `a` is clipped."""
         bounded = self.bound(a)
         y = function(self.xp, bounded)
         slope = SLOPES[function.func](self.xp, bounded, y, **function.keywords)
@@ -126,9 +139,10 @@ class Way(Layer):
         return y, slope
 
     def back(self, d: int, dy: Array, last: Array, step: Callable[[int, Array], Array]) -> Array:
-        """Go back in a direction; the gradient of its initial hidden state comes back.
+        """Go back through direction d's steps; return the gradient of its initial hidden state.
 
-        step(t, dh) has the gradient of the state before step t, by that of the state behind it.
+        dy: gradients of Y, or None. last: of the last hidden states. step(t, dh): returns the
+        gradient of the state before step t by that of the state behind it.
         """
         dy = None if dy is None else self.until_ends(dy[:, d])
         dh = last[d]
@@ -138,24 +152,25 @@ class Way(Layer):
         return dh
 
     def step_on(self, t: int, new: Array, old: Array) -> Array:
-        """A state on the other side of a step; the same where a sequence has ended."""
+        """Return `new` for sequences that step t belongs to, `old` for those that have ended."""
         return new if self.goes_on is None else self.xp.where(self.goes_on[t], new, old)
 
     def add(self, d: int, da: Array, dr: Array, state_sums: Array, *others: Array) -> None:
-        """Add a direction's gradients, by those of the inputs' part of its gates.
+        """Add a direction's gradients to the results.
 
-        state_sums: the gradient of the biases of the states' part.
+        da: of W x + b of the gates, at all steps. dr: of R. state_sums: of the bias beside R h.
+        others: of initial states, and of peepholes.
         """
         dw = self.summed(da, self.x)
         biases = self.xp.concatenate([rows_of(da).sum(0), state_sums])
         self._parts.append((product(self.xp, da, self.w[d]), dw, dr, biases, *others))
 
     def summed(self, da: Array, x: Array) -> Array:
-        """The sum of da_t x_t^T over steps and sequences."""
+        """Return the sum of da_t x_t^T over steps and batch."""
         return product(self.xp, rows_of(da).T, rows_of(x))
 
     def result(self) -> tuple[Array, ...]:
-        """dX, dW, dR, dB, those of the initial states, and others."""
+        """Return dX, dW, dR, dB, gradients of initial states, and others, of all directions."""
         dxs, *rest = zip(*self._parts, strict=True)
         others = [self.xp.stack(parts) for parts in rest]
         dx = dxs[0] if len(dxs) == 1 else dxs[0] + dxs[1]
@@ -166,7 +181,7 @@ class Way(Layer):
 
 
 def rows_of(x: Array) -> Array:
-    """All steps of all sequences as rows of a matrix."""
+    """Return (steps, batch, n) as a matrix (steps batch, n)."""
     return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
 
 
@@ -194,7 +209,10 @@ def rnn_grad(
     hidden_size: int | None = None,
     layout: bool = False,
 ) -> tuple[Array, ...]:
-    """dX, dW, dR, dB and d initial_h, by the inputs, Y, dY and dY_h."""
+    """Return dX, dW, dR, dB and d initial_h.
+
+    x to h: the RNN's inputs. y: its Y. dy, dh: gradients of Y and Y_h, None if 0.
+    """
     way = Way(xp, (x, w, r, bias), 1, y, lengths, hidden_size, direction, layout, clip)
     n = len(way.backward)
     functions = activations_of(activations or DEFAULTS * n, activation_alpha, activation_beta)
@@ -206,6 +224,10 @@ def rnn_grad(
 
 
 def _add_rnn(way: Way, d: int, function: Any, start: Array, dy: Array, last: Array) -> None:
+    """Add direction d's gradients to `way`.
+
+    function: the activation. start: the initial state. dy: gradients of Y. last: of Y_h.
+    """
     before = way.before(d, way.states[:, d], start)
     a = way.times(way.x, way.w[d]) + way.times(before, way.r[d]) + sum(way.biases(d))
     k = way.until_ends(way.open(function, a)[1])

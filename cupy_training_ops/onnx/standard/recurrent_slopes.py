@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Slopes of the activations that recurrent layers have, dy/dx by x and y."""
+"""Slopes of the activations of recurrent layers: dy/dx by arrays x and y = f(x).
+
+SLOPES: by the activation's function in `recurrent`.
+"""
 
 from __future__ import annotations
 

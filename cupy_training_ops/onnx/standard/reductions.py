@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products of matrices, reductions, operators along an axis, and normalizations."""
+"""Products of matrices, reductions, operators along an axis, and normalizations.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from ..vectors import compute, dense
 from .elementwise import refuse_mixed, scalar
 from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
 
-SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
+SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))  # types that a kernel here sums
 Axes = Sequence[int] | None
-Reduce = Callable[..., Array]  # of the module, an array, axes, and whether they are kept
+Reduce = Callable[..., Array]  # f(xp, x, axes, keep): axes a tuple or None for all, keep: keepdims
 
 
 def places(axes: Any) -> tuple[int, ...] | None:
-    """Axes of an attribute or an array; None for all."""
+    """Return axes, from an attribute or an array, as a tuple; None (or none of them) for all."""
     return None if axes is None or len(axes) == 0 else tuple(map(int, axes))
 
 
@@ -32,7 +35,7 @@ def _of_module(name: str) -> Reduce:
 
 
 def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    """The maximum; of no elements the least number that there is."""
+    """Return the maximum; of no elements the least number of the type."""
     if not x.size:
         return _of_nothing(xp, x, axes, keep, -np.inf if x.dtype.kind == "f" else _least(x))
     return x.max(axis=axes, keepdims=keep)
@@ -45,11 +48,12 @@ def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 def _of_nothing(xp: Module, x: Array, axes: Any, keep: bool, value: Any) -> Array:
-    """The result of a reduction of no elements; CuPy's take no `initial`."""
+    """Return the result of a reduction of no elements, all `value`; CuPy's have no `initial`."""
     return xp.full(x.sum(axis=axes, keepdims=keep).shape, value, x.dtype)
 
 
 def _most(x: Array) -> Any:
+    """Return the largest number of x's type."""
     if x.dtype.kind in "iu":
         return np.iinfo(x.dtype).max
     return True if x.dtype.kind == "b" else np.inf
@@ -60,7 +64,7 @@ def _least(x: Array) -> Any:
 
 
 def _in_type(name: str) -> Reduce:
-    """NumPy would widen small integers."""
+    """Return NumPy's reduction in x's own type, where it would widen small integers."""
     return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep, dtype=x.dtype)
 
 
@@ -73,6 +77,7 @@ def _squares(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    """Return log of the sum of e^x, as top + log of the sum of e^(x - top): without overflow."""
     top = _largest(xp, x, axes, True)
     top = xp.where(xp.isfinite(top), top, scalar(x, 0))
     total = xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
@@ -87,7 +92,7 @@ def _log_sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
     return xp.log(x.sum(axis=axes, keepdims=keep, dtype=x.dtype))
 
 
-REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes are an input
+REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # function; opset from which axes are an input
     "ReduceL1": (_l1, 18),
     "ReduceL2": (_norm, 18),
     "ReduceLogSum": (_log_sum, 18),
@@ -102,7 +107,7 @@ REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes a
 
 
 def _in_input_type(reduce: Reduce) -> Reduce:
-    """Half types are reduced in float32; a result is of its input's type."""
+    """Return the reduction of half types in float32, with results of the input's type."""
 
     def run(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
         return reduce(xp, wide(x), axes, keep).astype(x.dtype, copy=False)
@@ -114,9 +119,10 @@ _SUM = _in_input_type(_in_type("sum"))
 
 
 def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Array:
-    """Sum by this package's kernels where they are for the type: they add halves in float32.
+    """Return sums over axes by this package's kernels where they have the type, else by xp's own.
 
-    out: for the result, if it has that shape and type.
+    Halves are summed in float32. axes: None for all. keep: with extent 1 for each of them. out: is
+    written if it has the result's shape and type.
     """
     if xp is np or x.dtype not in SUMMED or axes == ():
         if xp is not np:
@@ -132,13 +138,17 @@ def _sum(xp: Module, x: Array, axes: Any, keep: bool, out: Array = None) -> Arra
 
 
 def _kept_extents(shape: Sequence[int], axes: Any, keep: bool) -> tuple[int, ...]:
-    """The shape of a reduction."""
+    """Return the shape of a reduction over axes (None: all); keep: with 1 for each of them."""
     summed = {axis_of(axis, len(shape)) for axis in (range(len(shape)) if axes is None else axes)}
     pairs = enumerate(shape)
     return tuple(1 if i in summed else n for i, n in pairs if keep or i not in summed)
 
 
 def _register(name: str, reduce: Reduce, since: int) -> None:
+    """Put the operator `name`, computed by reduce(xp, x, axes, keepdims), into the table.
+
+    Its axes are an attribute before opset `since`, then an input.
+    """
     noted = name == "ReduceSum"
 
     @standard(name, until=since - 1, noted=noted)
@@ -157,6 +167,7 @@ def _register(name: str, reduce: Reduce, since: int) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
+        """Reduce x over `axes` (all without any, or none if noop_with_empty_axes)."""
         chosen = places(axes)
         if chosen is None and noop_with_empty_axes:
             chosen = ()
@@ -168,6 +179,8 @@ for _name, (_reduce, _since) in REDUCTIONS.items():
 
 
 def _arg(name: str) -> Callable[..., Array]:
+    """Return ArgMax or ArgMin by NumPy's function of this name, "argmax" or "argmin"."""
+
     def run(
         xp: Module,
         x: Array,
@@ -176,6 +189,7 @@ def _arg(name: str) -> Callable[..., Array]:
         keepdims: bool = True,
         select_last_index: bool = False,
     ) -> Array:
+        """Return the index of the first (or last) extreme element along an axis, as int64."""
         if not select_last_index:
             index = getattr(xp, name)(x, axis=axis)
         else:
@@ -209,6 +223,10 @@ def cum_prod(
 def _accumulate(
     function: Any, xp: Module, x: Array, axis: Any, exclusive: bool, reverse: bool, first: int
 ) -> Array:
+    """Return cumulative sums or products, by `function`, along an axis (an array of one number).
+
+    exclusive: element i has those before i; `first`, 0 or 1, is the result of none.
+    """
     place, shape = axis_of(int(axis.reshape(-1)[0]), x.ndim), x.shape
     x = xp.flip(x, place) if reverse else x
     if exclusive:  # what is before each element: to take it off again would cost it its bits
@@ -222,7 +240,7 @@ def _accumulate(
 @standard("Softmax", until=12)
 @in_float32
 def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
-    """Over all dimensions from the axis on."""
+    """Softmax over all dimensions from the axis on, together."""
     e = xp.exp(_below_top(x, axis))
     return e / _row_sums(e, axis)
 
@@ -248,7 +266,7 @@ def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
 
 @standard("Hardmax", until=12)
 def hardmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
-    """Over all dimensions from the axis on."""
+    """Hardmax over all dimensions from the axis on, together."""
     place = axis if axis == x.ndim else axis_of(axis, x.ndim)
     rows = x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
     return hardmax(xp, rows).reshape(x.shape)
@@ -256,6 +274,7 @@ def hardmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
 
 @standard("Hardmax", since=13)
 def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
+    """Return 1 at the first largest element along an axis, 0 elsewhere."""
     if not x.size:
         return x.copy()
     first = xp.expand_dims(x.argmax(axis=axis), axis)
@@ -286,7 +305,7 @@ def batch_normalization(
     training_mode: bool = False,
     spatial: bool = True,
 ) -> Any:
-    """In training mode the running statistics come back as new arrays."""
+    """Return y; in training mode (y, new running mean, new running variance)."""
     axes = (0, *range(2, x.ndim))
     if not training_mode:
         return _normalize(xp, x, scale, bias, wide(mean), wide(var), epsilon)
@@ -302,6 +321,10 @@ def batch_normalization(
 def _normalize(
     xp: Module, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
 ) -> Array:
+    """Return (x - mean) / sqrt(var + epsilon) scale + bias, with an element of each for a channel.
+
+    Channels are axis 1.
+    """
     each = (-1, *[1] * (x.ndim - 2))
     factor = wide(scale) / xp.sqrt(var + scalar(var, epsilon))
     shifted = wide(bias) - mean * factor
@@ -313,6 +336,7 @@ def _normalize(
 def instance_normalization(
     xp: Module, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
 ) -> Array:
+    """Normalise each channel (axis 1) of each sample by its own mean and variance."""
     axes, each = tuple(range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
     centred = x - x.mean(axis=axes, keepdims=True)
     width = xp.sqrt(xp.square(centred).mean(axis=axes, keepdims=True) + scalar(x, epsilon))
@@ -329,7 +353,7 @@ def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Arr
 
 @standard("Dropout", since=7, until=11, view=True)
 def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
-    """The identity, as in an inference model."""
+    """Return (x, a mask of True): in an inference model, Dropout is the identity."""
     return x, xp.ones(x.shape, bool)
 
 
@@ -344,7 +368,10 @@ def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: bool = False) -> Array
 def product(
     xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: bool = False, out: Array = None
 ) -> Array:
-    """alpha a @ b; one of a batch with one matrix is a single large one."""
+    """Return alpha a @ b, by cuBLAS where it takes the types; `out` is written if it is there.
+
+    A batch a (..., m, k) times one matrix b is computed as one product of all rows.
+    """
     refuse_mixed(a, b)
     if xp.__name__ == "cupy" and 1 in (a.ndim, b.ndim) and a.ndim and b.ndim:
         return _of_vectors(xp, a, b, alpha, tf32)
@@ -375,7 +402,7 @@ def product(
 
 
 def _of_vectors(xp: Module, a: Array, b: Array, alpha: float, tf32: bool) -> Array:
-    """A vector is a matrix of one row in front, of one column behind, whose extent is left out."""
+    """Return alpha a @ b where a or b is a vector: a as one row, b as one column."""
     rows = a[None] if a.ndim == 1 else a
     columns = b[:, None] if b.ndim == 1 else b
     y = product(xp, rows, columns, alpha, tf32)
@@ -394,10 +421,10 @@ def det(xp: Module, x: Array) -> Array:
 @standard("DetGrad")
 @in_float32
 def det_grad(xp: Module, dy: Array, x: Array) -> Array:
-    """The gradient of Det, of this package's own: dy times the cofactors of x.
+    """Return the gradient of Det, an operator of this package: dy times the cofactors of x.
 
-    x = u s v: they are det(u) det(v) u c v, c = diag(the product of all other numbers in s), which
-    needs no inverse.
+    By the singular values x = u s v they are det(u) det(v) u c v, where c is diagonal, and c_i the
+    product of all s but s_i: so x may be singular.
     """
     u, s, v = xp.linalg.svd(x)
     places = range(x.shape[-1])
@@ -422,6 +449,7 @@ def gemm(
     broadcast: bool = True,
     allow_tf32: bool = False,
 ) -> Array:
+    """Return alpha a b + beta c, with a^T and b^T if transA and transB; out: is written."""
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
         c = c if beta == 1 else _multiply(c, beta)
@@ -431,7 +459,7 @@ def gemm(
 
 
 def _multiply(x: Array, factor: float) -> Array:
-    """x factor; of integers the part before the point."""
+    """Return x factor in x's type; of integers truncated."""
     recording.leave()
     if x.dtype.kind in "iu":
         return (x * factor).astype(x.dtype)
@@ -452,8 +480,12 @@ def fused_matmul(
     allow_tf32: bool = False,
     transY: bool = False,  # noqa: N803
 ) -> Array:
-    """With transBatch the first dimension is the one before last: (M, batch, K). With transY, which
-    is of this package's own, the result's last two dimensions are swapped."""
+    """Return alpha a @ b with each factor transposed as its flags say.
+
+    trans: the last two dimensions are swapped. transBatch: the first dimension belongs second to
+    last: (M, batch, K) is read as (batch, M, K). transY, an attribute of this package: the result's
+    last two dimensions are swapped.
+    """
     a, b = _transpose(xp, a, transA, transBatchA), _transpose(xp, b, transB, transBatchB)
     if transY and a.ndim > 1 and b.ndim > 1:
         return product(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), alpha, allow_tf32)
@@ -462,6 +494,7 @@ def fused_matmul(
 
 
 def _transpose(xp: Module, x: Array, last: int, batch: int) -> Array:
+    """Return a factor of FusedMatMul as (batch, M, K), by its flags trans and transBatch."""
     if batch and x.ndim > 2:
         x = xp.moveaxis(x, 0, -2)
     return x.swapaxes(-1, -2) if last and x.ndim > 1 else x

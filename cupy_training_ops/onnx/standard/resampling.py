@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Places and weights of the pixels that the outputs of Resize are sums of, made on the host."""
+"""Which pixels each output of Resize is a weighted sum of, along one axis; made on the host.
+
+n: pixels of the axis; m: outputs; scale: outputs a pixel; places: of the outputs, in pixels, with
+pixel k at k.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 
 from ...dtypes import HostArray
 
-ROUND: dict[str, Callable[[HostArray], HostArray]] = {
+ROUND: dict[str, Callable[[HostArray], HostArray]] = {  # by Resize's nearest_mode
     "round_prefer_floor": lambda s: np.ceil(s - 0.5),
     "round_prefer_ceil": lambda s: np.floor(s + 0.5),
     "floor": np.floor,
@@ -26,7 +30,7 @@ CROP = "tf_crop_and_resize"
 
 
 def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
-    """Where the m outputs of an axis lie among its n pixels."""
+    """Return the places of the m outputs; transformation: Resize's mode for coordinates."""
     o = np.arange(m, dtype=np.float64)
     if transformation == "align_corners":
         return o * ((n - 1) / (m - 1) if m > 1 else 0)
@@ -36,20 +40,22 @@ def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
         return np.zeros_like(o)
     if transformation in ("half_pixel", "pytorch_half_pixel"):
         return (o + 0.5) / scale - 0.5
+    # half_pixel_symmetric: moved so that the middles agree, where m is not n * scale.
     return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
 
 
 def positions_in_crop(n: int, m: int, start: float, end: float) -> HostArray:
-    """Where the m outputs lie in a part of an axis, from its start to its end, shares of n - 1."""
+    """Return the places of m outputs from `start` to `end` of an axis, both shares of n - 1."""
     if m == 1:
         return np.array([(start + end) / 2 * (n - 1)])
     return (start + np.arange(m) * ((end - start) / max(m - 1, 1))) * (n - 1)
 
 
 def taps(mode: str, places: HostArray, a: float, scale: float = 1.0) -> tuple[HostArray, HostArray]:
-    """The pixels of each output, and their weights: arrays of (taps, outputs).
+    """Return the pixels that each output reads, and their weights: two arrays of (taps, outputs).
 
-    A scale below 1 widens the windows, so that each pixel has its share in some output.
+    mode: "linear" or "cubic". a: the coefficient of cubic convolution. A scale below 1 widens the
+    windows (antialiasing), so that each pixel has its share in some output. Pixels may be outside.
     """
     low = np.floor(places)
     t = places - low
@@ -64,6 +70,10 @@ def taps(mode: str, places: HostArray, a: float, scale: float = 1.0) -> tuple[Ho
 
 
 def _wide_taps(mode: str, places: HostArray, a: float, scale: float) -> tuple[HostArray, HostArray]:
+    """Return pixels and weights, (taps, outputs) each, of windows 1 / scale as wide; scale < 1.
+
+    mode: "linear" or "cubic", which has the coefficient a. An output's weights sum up to 1.
+    """
     radius = (1 if mode == "linear" else 2) / scale
     first = np.floor(places - radius) + 1
     pixels = first + np.arange(int(np.ceil(2 * radius)))[:, None]
@@ -78,7 +88,7 @@ def _wide_taps(mode: str, places: HostArray, a: float, scale: float) -> tuple[Ho
 
 
 def within(pixels: HostArray, n: int) -> HostArray:
-    """The pixels of an axis of n; beyond an end they are the last one."""
+    """Return pixels clipped to 0 to n - 1, as int64."""
     return np.clip(pixels, 0, n - 1).astype(np.int64)
 
 
@@ -99,7 +109,10 @@ def weigh(
 
 
 def fit_sizes(sizes: list[int], extents: list[int], policy: str) -> tuple[list[int], list[float]]:
-    """Lengths and scales for wanted sizes; the scales are one if the policy is not "stretch"."""
+    """Return extents and scales of chosen axes for wanted sizes, by keep_aspect_ratio_policy.
+
+    With another policy than "stretch" all scales are the same: the least or the largest.
+    """
     scales = [size / max(n, 1) for size, n in zip(sizes, extents, strict=True)]
     if policy == "stretch" or not scales:
         return sizes, scales

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that read images between their pixels: grids, regions, deformed convolutions."""
+"""Operators that read images between their pixels: grids, regions, deformed convolutions.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,18 @@ from .table import Array, Module, in_float32, standard, wide
 PADDING = ("zeros", "border", "reflection")
 OLD_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 CUBIC = -0.75
-FAR = 4  # pixels beyond an image, where no tap is inside
+FAR = 4  # so many pixels beyond an image, no tap of a place is inside
 
 
 # ---- pixels --------------------------------------------------------------------------------------
 
 
 def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
-    """The pixels around places of an axis, as floats, and their weights; 1 stands for all ones."""
+    """Return (pixel, weight) of each tap: the pixels around places s that are interpolated.
+
+    s: places along an axis, in pixels; pixel: indices as floats; both have its shape. A weight may
+    be the number 1. Cubic weights are those of cubic convolution with a = CUBIC.
+    """
     if mode == "nearest":
         return [(xp.rint(s), 1)]
     low = xp.floor(s)
@@ -43,7 +50,11 @@ def _taps(xp: Module, s: Array, mode: str) -> list[tuple[Array, Any]]:
 
 
 def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool) -> Array:
-    """Move places to such as read the same, and fit into an integer."""
+    """Move places s along an axis of n pixels to nearby ones of the same value.
+
+    Far outside, padding is all that they read (or the image's last pixel); reflection is periodic.
+    So indices fit into integers.
+    """
     if padding != "reflection":
         return xp.minimum(xp.maximum(s, scalar(s, -FAR)), scalar(s, n - 1 + FAR))
     period = max(2 * (n - 1), 1) if align_corners else 2 * n
@@ -53,7 +64,10 @@ def _bring_near(xp: Module, s: Array, n: int, padding: str, align_corners: bool)
 def _inside(
     xp: Module, pixels: Array, n: int, padding: str, align_corners: bool
 ) -> tuple[Array, Array]:
-    """Pixels of an axis of n; and where there is one, or None for everywhere."""
+    """Return indices from 0 to n - 1 for pixels (floats), and where the image has the pixel.
+
+    The latter is a bool array, or None: everywhere, as padding repeats or reflects pixels.
+    """
     index = xp.where(xp.isnan(pixels), scalar(pixels, -1), pixels).astype(np.int64)
     if padding == "zeros":
         return xp.clip(index, 0, n - 1), (index >= 0) & (index < n)
@@ -76,17 +90,19 @@ def sample(
     align_corners: bool = False,
     join: Any = operator.add,
 ) -> Array:
-    """The values (M, P, C) of images (N, C, ...) at P places of each of M.
+    """Return values (M, P, C) of images x (N, C, ...): of image images[m] at P places.
 
-    images: which image each of the M is. places: for each axis an array (M, P), 0 at the middle of
-    the first pixel. join: the sum of the pixels around a place by their weights, or else.
+    places: for each axis of an image an array (M, P), in pixels, 0 at the middle of the first one.
+    mode: "nearest", "linear" or "cubic". padding: beyond the image "zeros", "border" or, about its
+    outer borders (align_corners: the middles of its outer pixels), "reflection". join: combines the
+    weighted pixels around a place; by default adds them.
     """
     shape = x.shape[2:]
     rows = xp.moveaxis(x.reshape(*x.shape[:2], math.prod(shape)), 1, 2)
     near = [
         _bring_near(xp, s, n, padding, align_corners) for s, n in zip(places, shape, strict=True)
     ]
-    each_axis = [
+    each_axis = [  # for each axis its taps: (index, is inside or None, weight)
         [
             (*_inside(xp, pixels, n, padding, align_corners), weight)
             for pixels, weight in _taps(xp, s, mode)
@@ -94,7 +110,7 @@ def sample(
         for s, n in zip(near, shape, strict=True)
     ]
     total = None
-    for taps in itertools.product(*each_axis):
+    for taps in itertools.product(*each_axis):  # one tap of each axis: a pixel
         index: Any = 0
         weight: Any = 1
         is_inside: Any = None
@@ -116,6 +132,11 @@ def sample(
 def _grid_sample(
     xp: Module, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
 ) -> Array:
+    """Return the values (N, C, ...) of images x at the places of grid (N, ..., rank), from -1 to 1.
+
+    grid[..., 0] is along the last axis of an image. mode: "linear", "nearest" or "cubic".
+    align_corners: -1 and 1 are the middles of the outer pixels, else their outer borders.
+    """
     shape, rank = x.shape[2:], x.ndim - 2
     if rank < 1 or grid.ndim != x.ndim or grid.shape[-1] != rank or grid.shape[0] != x.shape[0]:
         expected = f"shape ({x.shape[0]}, {rank} extents, {rank})"
@@ -155,6 +176,7 @@ def grid_sample_16(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Array:
+    """GridSample before opset 20, which named its modes otherwise."""
     return _grid_sample(xp, x, grid, OLD_MODES[mode], padding_mode, align_corners)
 
 
@@ -172,13 +194,17 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = False,
 ) -> Array:
+    """Return the values of images x at the places of `grid`, from -1 to 1 (GridSample)."""
     return _grid_sample(xp, x, grid, mode, padding_mode, align_corners)
 
 
 @standard("AffineGrid", since=20, host=(1,), grows=True)
 @in_float32
 def affine_grid(xp: Module, theta: Array, size: Any, *, align_corners: bool = False) -> Array:
-    """theta (x, y, 1) for the middles of the pixels of images of this size, from -1 to 1."""
+    """Return theta (x, y, 1) for the middle (x, y) of each pixel, from -1 to 1: (N, H, W, 2).
+
+    theta: (N, 2, 3); size: (N, C, H, W). In three dimensions so with (x, y, z, 1).
+    """
     whole = extents(size)
     if len(whole) not in (4, 5):
         raise ArgumentError(f"size: expected 4 or 5 extents, got {len(whole)}")
@@ -217,6 +243,7 @@ def roi_align_10(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
+    """RoiAlign before opset 16, which moves regions by no half pixel."""
     return roi_align(
         xp,
         x,
@@ -248,10 +275,12 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """The mean of values at a grid of places in each cell of a region.
+    """Return the mean of values at a grid of places in each cell of R regions.
 
-    Or the largest pixel around all of them, multiplied by its share in the place: so do ONNX's own
-    cases and ONNX Runtime have it.
+    The result is (R, C, output_height, output_width). A cell has sampling_ratio^2 places, or, if
+    that is 0, one for each pixel. mode "max": the largest weighted pixel around any of them, as
+    ONNX's own cases and ONNX Runtime have it. images: index of each region's image. rois: (R, 4), x
+    and y of two corners. spatial_scale: pixels of x for a unit of rois.
     """
     if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 4 or images.shape != rois.shape[:1]:
         got = f"{x.shape}, {rois.shape} and {images.shape}"
@@ -270,9 +299,11 @@ def roi_align(
         start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
         length = length if is_shifted else xp.maximum(length, scalar(rois, 1))
         lines.append(_roi_line(xp, start, length / scalar(rois, cells), cells, sampling_ratio))
+    # A region's places are a grid of ys by xs, each (R, cells * most places of a cell).
     (ys, in_y, n_y), (xs, in_x, n_x) = lines
     grid = (len(rois), ys.shape[1], xs.shape[1])
     places = [xp.broadcast_to(ys[:, :, None], grid), xp.broadcast_to(xs[:, None, :], grid)]
+    # Places up to a pixel outside are moved to the border, those farther out have the value 0.
     is_near, flat = xp.ones(grid, bool), []
     for s, n in zip(places, x.shape[2:], strict=True):
         is_near &= (s >= -1) & (s <= n)
@@ -283,6 +314,7 @@ def roi_align(
     values = sample(xp, x, images, flat, padding="border", join=join).reshape(*grid, x.shape[1])
     values = xp.where(is_near[..., None], values, scalar(x, 0))
     is_in = (in_y[:, :, None] & in_x[:, None, :])[..., None]
+    # (R, rows of cells, places of a cell, columns of cells, places, C), reduced over the places.
     cells_of = (len(rois), output_height, -1, output_width, grid[2] // output_width, x.shape[1])
     counts = (n_y * n_x).reshape(-1, 1, 1, 1)
     if mode == "avg":
@@ -295,7 +327,7 @@ def roi_align(
 
 
 def _refuse_other_images(images: Array, n: int, name: str) -> None:
-    """Refuse numbers that are no image's, where they are on the host."""
+    """Refuse indices that none of n images has, where they are on the host."""
     if isinstance(images, np.ndarray) and images.size:
         wrong = images[(images < 0) | (images >= n)]
         if wrong.size:
@@ -305,9 +337,10 @@ def _refuse_other_images(images: Array, n: int, name: str) -> None:
 def _roi_line(
     xp: Module, start: Array, cell: Array, cells: int, ratio: int
 ) -> tuple[Array, Array, Array]:
-    """Places along an axis (R, cells most), which of them count, and how many in each cell.
+    """Return places along an axis, which of them count (both (R, cells most)), and counts (R,).
 
-    As many as a cell is long if no ratio says how many; then `most` is the longest one's.
+    start, cell: (R,), where each region begins and how long its cells are, in pixels. A cell has
+    `ratio` places, or if that is 0 as many as it is long; `most` is the largest count.
     """
     if ratio > 0:
         counts, most = xp.full(start.shape, ratio, np.int64), ratio
@@ -343,7 +376,11 @@ def deform_conv(
     pads: Axes = None,
     strides: Axes = None,
 ) -> Array:
-    """A convolution of values at places that are `offset` away from the pixels of a window."""
+    """Return a convolution of values at places that are `offset` away from a window's pixels.
+
+    offset: (N, offset groups * taps * rank, output extents), in pixels; taps: elements of a kernel.
+    mask: a factor of each value, (N, offset groups * taps, output extents).
+    """
     if not x.ndim == w.ndim == offset.ndim >= 3:
         got = f"{x.shape}, {w.shape} and {offset.shape}"
         raise ArgumentError(f"X, W, offset: expected one rank of at least 3, got {got}")
@@ -366,7 +403,7 @@ def deform_conv(
         if array is not None and array.shape != whole:
             raise ArgumentError(f"{name}: expected shape {whole}, got {array.shape}")
     shifts = wide(offset).reshape(n * offset_group, taps, rank, size)
-    places = []
+    places = []  # of each axis: (N offset groups, taps * output pixels)
     for axis in range(rank):
         windows = np.arange(shape[axis]) * steps[axis] - before[axis]
         windows = np.broadcast_to(_along(windows, axis, rank), shape).reshape(1, size)
@@ -379,6 +416,7 @@ def deform_conv(
     values = xp.moveaxis(values, 1, 2).reshape(n, offset_group, -1, taps, size)
     if mask is not None:
         values = values * wide(mask).reshape(n, offset_group, 1, taps, size)
+    # The convolution as a product of matrices, for each group: filters by im2col's columns.
     columns = values.reshape(n, group, channels // group * taps, size)
     filters = wide(w).reshape(group, w.shape[0] // group, w.shape[1] * taps)
     y = product(xp, xp.broadcast_to(filters, (n, *filters.shape)), columns)
@@ -389,10 +427,12 @@ def deform_conv(
 
 
 def _along(line: Any, axis: int, rank: int) -> Any:
+    """Return a vector as an array of `rank` dimensions, of extent 1 but along an axis."""
     return line.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _check_groups(x: Array, w: Array, offset: Array, group: int, offset_group: int) -> None:
+    """Refuse groups of channels, or of offsets, whose number does not fit DeformConv's inputs."""
     channels, rank = x.shape[1], x.ndim - 2
     if channels != w.shape[1] * group or w.shape[0] % group:
         raise ArgumentError(f"group: {group} does not fit shapes {x.shape} and {w.shape}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY."""
+"""Operators on sequences, which are lists of arrays, and on optional values, which may be EMPTY.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def sequence_length(xp: Module, arrays: list[Array]) -> Array:
 def sequence_insert(
     xp: Module, arrays: list[Array], array: Array, place: Any = None
 ) -> list[Array]:
-    """Insert at a position, by default at the end; position n of n arrays is the end, too."""
+    """Return the list with an array inserted at a position, by default, or at n, at the end."""
     n = len(arrays)
     at = n if place is None else _place(place, n, beyond=1)
     return [*arrays[:at], array, *arrays[at:]]
@@ -50,7 +53,10 @@ def sequence_erase(xp: Module, arrays: list[Array], place: Any = None) -> list[A
 
 
 def _place(place: Any, n: int, beyond: int = 0) -> int:
-    """A position among n, counted from the front."""
+    """Return a position in a list of n, counted from the front; refuse one outside of the list.
+
+    place: an array of one number, negative from the end. beyond: 1 if n is allowed, too.
+    """
     if place.size != 1:
         raise ArgumentError(f"position: expected one integer, got shape {place.shape}")
     i = int(place.reshape(-1)[0])
@@ -63,8 +69,11 @@ def _place(place: Any, n: int, beyond: int = 0) -> int:
 def split_to_sequence(
     xp: Module, x: Array, split: Any = None, *, axis: int = 0, keepdims: bool = True
 ) -> list[Array]:
-    """`split` has the extent of each part, or one of all but the last; without it parts of one,
-    which keepdims=0 takes the axis from."""
+    """Return a list of parts of x along an axis.
+
+    split: a vector of their extents, or a scalar, of which the last part may have less. None: parts
+    of extent 1, without that axis if not keepdims.
+    """
     axis = axis_of(axis, x.ndim)
     n = x.shape[axis]
     if split is None:
@@ -82,6 +91,7 @@ def split_to_sequence(
 
 
 def _parts(x: Array, axis: int, extents: Sequence[int]) -> list[Array]:
+    """Return views of x of these extents along an axis."""
     parts, start = [], 0
     for extent in extents:
         parts.append(x[(slice(None),) * axis + (slice(start, start + extent),)])
@@ -93,6 +103,7 @@ def _parts(x: Array, axis: int, extents: Sequence[int]) -> list[Array]:
 def concat_from_sequence(
     xp: Module, arrays: list[Array], *, axis: int, new_axis: bool = False
 ) -> Array:
+    """Return the arrays concatenated along an axis, or stacked along a new one."""
     if not arrays:
         raise ArgumentError("input_sequence: expected at least one array, got none")
     if new_axis:

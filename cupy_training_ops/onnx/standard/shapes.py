@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that make, join, split, index and resize arrays, or look at their shapes."""
+"""Operators that make, join, split, index and resize arrays, or look at their shapes.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from .table import Array, Module, axis_of, standard, wide
 
 
 def extents(shape: Any) -> tuple[int, ...]:
-    """A shape that an array on the host holds."""
+    """Return a shape, from a vector on the host, as a tuple; refuse one that is too large."""
     if getattr(shape, "ndim", 1) != 1:
         raise ArgumentError(f"expected a vector of extents, got an array of shape {shape.shape}")
     result = tuple(int(extent) for extent in shape)
@@ -38,7 +41,7 @@ def extents(shape: Any) -> tuple[int, ...]:
     return result
 
 
-BLOCKS = {"mode": ("DCR", "CRD")}  # of channels and blocks
+BLOCKS = {"mode": ("DCR", "CRD")}  # order of block (row, column) and channel in the channels' axis
 
 
 @standard("Identity", view=True)
@@ -58,11 +61,15 @@ def size(xp: Module, x: Array) -> Array:
 
 @standard("BroadcastGradientArgs", host=(0, 1))
 def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
-    """The axes that the gradients of what has these shapes are summed over, the last one first."""
+    """Return, for arrays of shapes a and b, the axes that their gradients are summed over.
+
+    These are the axes along which they are broadcast to each other, the last one first:
+    (2, 1), (4, 2, 3): [2, 0], [].
+    """
     rank = max(len(a), len(b))
     shapes = [(1,) * (rank - len(shape)) + tuple(map(int, shape)) for shape in (a, b)]
     np.broadcast_shapes(*shapes)
-    own = [rank - len(a), rank - len(b)]  # axes before it are no shape's own
+    own = [rank - len(a), rank - len(b)]  # how many axes in front each shape lacks
     axes = [
         [i for i in reversed(range(rank)) if i < n or (shape[i] == 1 != other[i])]
         for n, shape, other in zip(own, shapes, shapes[::-1], strict=True)
@@ -72,6 +79,7 @@ def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
 
 @standard("Reshape", host=(1,), view=True, since=5)
 def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Array:
+    """Return x in a shape where -1 is inferred, and 0, if not allowzero, is x's own extent."""
     wanted = [int(extent) for extent in shape]
     if not allowzero:
         wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
@@ -80,7 +88,7 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Arr
 
 @standard("Transpose", view=True, noted=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
-    """A view of x, or on a GPU a C-contiguous copy.
+    """Return a view of x, or on a GPU a C-contiguous copy.
 
     The copy is left out for fewer than three axes, and where only the last two of them swap:
     products of matrices read these as they are.
@@ -140,6 +148,7 @@ def concat(xp: Module, *arrays: Array, axis: int) -> Array:
 
 
 def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
+    """Return parts of x of these extents along an axis, which they have to sum up to."""
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
         raise ArgumentError(f"split: expected a sum of {x.shape[axis]}, got {tuple(sizes)}")
     ends = np.cumsum(np.asarray(sizes))[:-1]
@@ -147,7 +156,7 @@ def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Ar
 
 
 def _parts(extent: int, n: int) -> list[int]:
-    """Lengths of n parts, of which the last one may be shorter."""
+    """Return the lengths of n equal parts of `extent`, of which the last may be shorter."""
     each = -(-extent // n)
     return [max(min(each, extent - each * i), 0) for i in range(n)]
 
@@ -169,6 +178,7 @@ def split_(
     axis: int = 0,
     num_outputs: int | None = None,
 ) -> tuple[Array, ...]:
+    """Return parts of x along an axis, of these sizes, or n_outputs equal ones (a shorter last)."""
     lengths = _parts(x.shape[axis], n_outputs) if sizes is None else [int(n) for n in sizes]
     return _split_at(xp, x, lengths, axis)
 
@@ -184,11 +194,12 @@ def slice_1(
 def slice_(
     xp: Module, x: Array, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Array:
+    """Return x[start:end:step, ...] as a view; starts, ends, steps: for each of `axes`."""
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        is_back = step < 0  # then it begins at the first element, if not behind it
+        is_back = step < 0  # ONNX clips such a start to 0; Python's slice would be empty
         first = max(int(start), -x.shape[int(axis)]) if is_back else int(start)
         cut[int(axis)] = slice(first, int(end), int(step))
     return x[tuple(cut)]
@@ -247,7 +258,10 @@ def pad(
     *,
     mode: str = "constant",
 ) -> Array:
-    """Negative pads cut off."""
+    """Return x with pads of each of `axes`: all at the begin, then all at the end.
+
+    Negative ones cut elements off. value: what "constant" pads have.
+    """
     n = len(pads) // 2
     ends = np.zeros((x.ndim, 2), np.int64)
     chosen = range(x.ndim) if axes is None else [int(i) for i in axes]
@@ -263,6 +277,10 @@ def pad(
 
 @standard("DepthToSpace", view=True, only=BLOCKS)
 def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Return (n, c / b^2, h b, w b) of (n, c, h, w): channels become blocks of b x b pixels.
+
+    In channels, the place in a block varies slower (DCR) or faster (CRD) than the result's channel.
+    """
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
     if mode == "DCR":
@@ -274,6 +292,7 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
 
 @standard("SpaceToDepth", view=True, only=BLOCKS)
 def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Return (n, c b^2, h / b, w / b) of (n, c, h, w): the inverse of depth_to_space."""
     n, c, h, w = x.shape
     b = blocksize
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -298,6 +317,7 @@ def gather_elements(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> A
 
 @standard("GatherND", view=True)
 def gather_nd(xp: Module, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    """Return x[indices[..., 0], indices[..., 1], ...]; batch axes in front are the same in both."""
     batch = tuple(
         xp.arange(n).reshape([-1 if j == i else 1 for j in range(indices.ndim - 1)])
         for i, n in enumerate(x.shape[:batch_dims])
@@ -320,6 +340,7 @@ def scatter_elements(
     axis: int = 0,
     reduction: str = "none",
 ) -> Array:
+    """Return a copy of x with `updates` at the indices along an axis, or reduced with them."""
     return _scatter(xp, x, _along(xp, x, indices, axis), updates, reduction)
 
 
@@ -332,7 +353,10 @@ def scatter_nd(
 
 
 def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Indices of all dimensions, where `indices` are those along the axis."""
+    """Return an index array for each dimension, as NumPy takes them, for GatherElements.
+
+    That of `axis` is `indices`, the others are 0, 1, ... along their own dimension.
+    """
     result = []
     place = axis_of(axis, x.ndim)
     for i, n in enumerate(indices.shape):
@@ -344,6 +368,7 @@ def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]
 def _scatter(
     xp: Module, x: Array, places: tuple[Array, ...], updates: Array, reduction: str
 ) -> Array:
+    """Return a copy of x with x[places] = updates, or reduced with them; places: index arrays."""
     y = x.copy()
     if reduction == "none":
         y[places] = updates
@@ -360,6 +385,7 @@ def _scatter(
 
 @standard("OneHot", host=(1,), grows=True)
 def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int = -1) -> Array:
+    """Return values[1] at the indices along a new axis of extent depth, values[0] elsewhere."""
     n = int(depth.reshape(-1)[0])
     place = axis_of(axis, indices.ndim + 1)
     shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
@@ -372,12 +398,12 @@ def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int 
 def top_k(
     xp: Module, x: Array, k: Any, *, axis: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Array, Array]:
-    """The k largest or smallest; of equal elements the first ones, as upstream has it."""
+    """Return the k largest or smallest elements, sorted, and their indices; of equals the first."""
     n = int(k.reshape(-1)[0])
     if not 0 <= n <= x.shape[axis]:
         raise ArgumentError(f"K: expected 0 to {x.shape[axis]}, got {n}")
     order = xp.argsort(x, axis=axis, kind="stable")
-    if largest:
+    if largest:  # sorted from the end, so that the reverse has equal elements in their order
         flipped = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
         order = xp.flip(x.shape[axis] - 1 - flipped, axis)
     cut = [slice(None)] * x.ndim
@@ -400,12 +426,12 @@ def non_zero(xp: Module, x: Array) -> Array:
 
 # ---- Resize --------------------------------------------------------------------------------------
 
-_ON_DEVICE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
-_MOST = 4096
+_ON_DEVICE: dict[object, Any] = {}  # copies on devices, never freed: captured graphs read them
+_MOST = 4096  # copies
 
 
 def on_device(xp: Module, array: HostArray) -> Array:
-    """An array that follows from extents alone, on the current device."""
+    """Return an array, which follows from extents alone, on the current device; cached."""
     if xp is np:
         return array
     form = xp.cuda.runtime.getDevice(), array.dtype, array.shape, array.tobytes()
@@ -425,6 +451,7 @@ ONLY = {
 
 
 def _refuse_integers(attributes: Mapping[str, Any], dtypes: Sequence[Dtype | None]) -> None:
+    """Refuse an X, of type dtypes[0], that is not floating where pixels are interpolated."""
     mode, dtype = attributes.get("mode", "nearest"), dtypes[0]
     if mode != "nearest" and dtype is not None and dtype not in FLOATS:
         expected = f"{dtype_names(FLOATS)} for mode={mode}"
@@ -457,7 +484,10 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    """Each output is a sum of a few pixels along each axis."""
+    """Resize one axis after the other: each output is a weighted sum of a few pixels of it.
+
+    roi, scales, sizes: one element, or of roi two, for each of `axes`; attributes as ONNX's.
+    """
     _refuse_integers({"mode": mode}, [x.dtype])
     chosen = list(range(x.ndim)) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     is_crop = coordinate_transformation_mode == CROP
@@ -476,7 +506,7 @@ def resize(
         pairs = zip(lengths, factors, strict=True)
         new = [int(np.floor(length * np.float32(scale))) for length, scale in pairs]
     extents(new)
-    outside = np.zeros((1,) * x.ndim, bool)
+    outside = np.zeros((1,) * x.ndim, bool)  # outputs of a crop that lie beyond x
     for axis, m, scale, (start, end) in zip(chosen, new, factors, parts, strict=True):
         n = x.shape[axis]
         if m and not n:
@@ -500,7 +530,7 @@ def resize(
 
 
 def _parts_of(roi: Any, n: int) -> list[tuple[float, float]]:
-    """The start and the end of a crop on each of n axes."""
+    """Return (start, end) of a crop on each of n axes; roi: all starts, then all ends."""
     ends = [] if roi is None else [float(end) for end in roi]
     if len(ends) != 2 * n:
         raise ArgumentError(f"roi: expected {2 * n} numbers, got {len(ends)}")
@@ -508,11 +538,12 @@ def _parts_of(roi: Any, n: int) -> list[tuple[float, float]]:
 
 
 def _on_axis(axis: int, rank: int) -> list[int]:
-    """A shape in which one axis has all elements."""
+    """Return a shape for `reshape` that puts all elements on one axis: [1, -1, 1]."""
     return [-1 if i == axis else 1 for i in range(rank)]
 
 
 def _sum_taps(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArray) -> Array:
+    """Return sums of x's pixels along an axis; pixels, weights: (taps, outputs)."""
     each = _on_axis(axis, x.ndim)
     total = None
     for rows, weight in zip(pixels, weights, strict=True):

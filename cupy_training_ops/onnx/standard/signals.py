@@ -2,6 +2,8 @@
 """Fourier transforms of signals, windows, and weights of mel bands.
 
 Complex numbers are two real ones along a last dimension.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ def dft_17(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along the attribute `axis`: DFT before opset 20.
+
+    x: (..., 1) of real or (..., 2) of complex numbers. length: elements that are transformed, None
+    for all. onesided: only the half spectrum of a real signal is computed, or (inverse) read.
+    """
     return _dft(xp, x, length, axis, inverse, onesided)
 
 
@@ -42,6 +49,11 @@ def dft(
     inverse: bool = False,
     onesided: bool = False,
 ) -> Array:
+    """Return the Fourier transform of x along `axis`, by default the one before the last.
+
+    x: (..., 1) of real or (..., 2) of complex numbers. length: elements that are transformed, None
+    for all. onesided: only the half spectrum of a real signal is computed, or (inverse) read.
+    """
     place = -2 if axis is None else int(axis.reshape(-1)[0])
     return _dft(xp, x, length, place, inverse, onesided)
 
@@ -49,13 +61,16 @@ def dft(
 def _dft(
     xp: Module, x: Array, length: Any, axis: int, is_inverse: bool, is_onesided: bool
 ) -> Array:
-    """The spectrum of a signal, or the signal of a spectrum; of either only the half that says
-    all, if the signal is real."""
+    """Return the Fourier transform of x along an axis, or the inverse one, complex as (..., 2).
+
+    x: (..., 1) of real or (..., 2) of complex numbers. length: an array of one number, None for x's
+    own. is_onesided: only the half spectrum of a real signal is computed, or (inverse) read.
+    """
     place = axis_of(axis, x.ndim)
     if x.ndim < 2 or x.shape[-1] not in (1, 2) or place == x.ndim - 1:
         raise ArgumentError(f"expected (..., 1) or (..., 2) and an axis before, got {x.shape}")
     n = x.shape[place]
-    if is_onesided and is_inverse:
+    if is_onesided and is_inverse:  # n / 2 + 1 bins of an even n
         n = 2 * (n - 1)
     if length is not None:
         (n,) = extents(length.reshape(-1))
@@ -73,6 +88,7 @@ def _dft(
 
 
 def _in_two(xp: Module, y: Array, dtype: Any) -> Array:
+    """Return complex numbers as real ones, (..., 2), of a type."""
     return xp.stack([y.real, y.imag], axis=-1).astype(dtype, copy=False)
 
 
@@ -87,7 +103,11 @@ def stft(
     *,
     onesided: bool = True,
 ) -> Array:
-    """The spectra of parts of a signal, each `step` behind the one before, under a window."""
+    """Return spectra (batch, frames, bins, 2) of frames of a signal (batch, length, 1 or 2).
+
+    Frames begin `step` elements apart, and are multiplied by the window; `length` elements each, by
+    default the window's.
+    """
     if x.ndim != 3 or x.shape[2] not in (1, 2):
         raise ArgumentError(f"signal: expected (batch, length, 1 or 2), got {x.shape}")
     if onesided and x.shape[2] == 2:
@@ -118,8 +138,11 @@ WINDOWS = {  # a0 - a1 cos(2 pi i / n) + a2 cos(4 pi i / n)
 
 
 def _register_window(name: str, terms: tuple[float, float, float]) -> None:
+    """Put an operator into the table that makes a window of terms a0, a1, a2 (see WINDOWS)."""
+
     @standard(name, since=17, host=(0,), grows=True)
     def window(xp: Module, size: Any, *, output_datatype: int = 1, periodic: bool = True) -> Array:
+        """Return a window of `size` elements, of period size, or size - 1 if not periodic."""
         (n,) = extents(size.reshape(-1))
         period = n if periodic else n - 1
         places = np.arange(n) * (2 * math.pi / max(period, 1))
@@ -142,7 +165,12 @@ def mel_weight_matrix(
     *,
     output_datatype: int = 1,
 ) -> Array:
-    """The weight of each bin of a spectrum in each band: triangles between whole bins."""
+    """Return the weight of each bin of a spectrum in each mel band, (bins, bands).
+
+    A band is a triangle over three neighbouring corners, which are evenly spaced on the mel scale,
+    2595 log10(1 + hertz / 700), and cut to whole bins. length: of the transform; rate: samples a
+    second; low, high: hertz.
+    """
     n, bins, hertz = (int(a.reshape(-1)[0]) for a in (n_bands, length, rate))
     edges = [float(a.reshape(-1)[0]) for a in (low, high)]
     if hertz < 1 or not 0 <= edges[0] <= edges[1] < math.inf:
@@ -157,7 +185,10 @@ def mel_weight_matrix(
 
 
 def _triangles(corners: HostArray, n: int) -> HostArray:
-    """Columns that rise from corner k to k + 1 and fall to k + 2; rows are bins."""
+    """Return triangles (n bins, bands): band k rises from corner k to k + 1 and falls to k + 2.
+
+    corners: bins, in order.
+    """
     if corners.min() < 0 or corners[:-1].max() >= n:
         expected = f"edges within {n} bins"
         raise ArgumentError(f"lower_edge_hertz, upper_edge_hertz: expected {expected}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators that select, reverse or write slices along an axis."""
+"""Operators that select, reverse or write slices along an axis.
+
+xp: numpy or cupy. Other parameters: the operator's inputs in ONNX's order; attributes by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from .table import Array, Module, axis_of, standard
 
 @standard("Compress", since=9)
 def compress(xp: Module, x: Array, condition: Array, *, axis: int | None = None) -> Array:
-    """The slices whose condition is true; those behind the last condition are left out."""
+    """Return the slices along an axis (None: elements of x) whose condition, a bool, is True.
+
+    Slices behind the last condition are left out.
+    """
     if condition.ndim != 1:
         raise ArgumentError(f"condition: expected 1 dimension, got {condition.ndim}")
     if axis is None:
@@ -33,7 +39,11 @@ def compress(xp: Module, x: Array, condition: Array, *, axis: int | None = None)
 def unique(
     xp: Module, x: Array, *, axis: int | None = None, sorted: bool = True
 ) -> tuple[Array, ...]:
-    """The slices without repeats, their first places, which of them each slice is, and counts."""
+    """Return unique slices along an axis (None: elements), first indices, inverse, and counts.
+
+    inverse[i]: index of slice i among the unique ones. These are in order, or, sorted=0, in that of
+    their first indices.
+    """
     if axis is None:
         x, place = x.reshape(-1), 0
     else:
@@ -41,6 +51,7 @@ def unique(
     n = x.shape[place]
     rows = xp.moveaxis(x, place, 0).reshape(n, -1 if n else 0)
     rows = rows.astype(_SORTABLE.get(rows.dtype, rows.dtype), copy=False)
+    # Slices as rows, sorted, so that equal ones are neighbours; is_new: the first of each.
     order = xp.lexsort(rows.T[::-1]) if rows.size else xp.arange(n)
     rows = rows[order]
     above, below = rows[:-1], rows[1:]
@@ -66,7 +77,7 @@ _SORTABLE = {BFLOAT16: FLOAT32, BOOL: UINT8}
 def reverse_sequence(
     xp: Module, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0
 ) -> Array:
-    """The first elements of each sequence in reverse, as many as its length says."""
+    """Return x with the first lengths[b] elements of sequence b reversed."""
     if batch_axis == time_axis:
         raise ArgumentError(f"batch_axis: expected another than time_axis, got {batch_axis}")
     n, batch = x.shape[time_axis], x.shape[batch_axis]
@@ -98,7 +109,10 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Array:
-    """The cache with the update from a start on, one for each row of the batch."""
+    """Return a copy of the cache with update[b] written along the axis from starts[b] on.
+
+    starts: one for each row b of the batch, None for 0. mode "circular": it wraps around.
+    """
     place = axis_of(axis, cache.ndim)
     if place == 0:
         raise ArgumentError(f"axis: expected another than that of the batch, got {axis}")
@@ -118,6 +132,7 @@ def tensor_scatter(
     if mode == "circular":
         places = places % max(room, 1)
     y = cache.copy()
+    # With the axis as axis 1, [rows (batch, 1), places (batch, n)] picks (batch, n, ...).
     xp.moveaxis(y, place, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, place, 1)
     return y
 
@@ -126,7 +141,10 @@ def tensor_scatter(
 def center_crop_pad(
     xp: Module, x: Array, shape: Any, *, axes: Sequence[int] | None = None
 ) -> Array:
-    """The middle of x, or x in the middle of zeros; of an odd rest more is behind."""
+    """Return the middle of x, or x in the middle of zeros, by the wanted `shape` of some axes.
+
+    Of an odd difference, one more is cut or padded at the end.
+    """
     chosen = range(x.ndim) if axes is None else [axis_of(axis, x.ndim) for axis in axes]
     wanted = extents(shape)
     if len(set(chosen)) != len(chosen) or len(wanted) != len(chosen):
@@ -144,6 +162,6 @@ def center_crop_pad(
 
 @standard("ai.onnx.ml.ArrayFeatureExtractor")
 def array_feature_extractor(xp: Module, x: Array, places: Array) -> Array:
-    """Elements of the last axis; a vector becomes a row."""
+    """Return the elements of the last axis at the indices `places`; a vector x becomes a row."""
     rows = x.reshape(1, -1) if x.ndim == 1 else x
     return xp.take(rows, places.reshape(-1), axis=-1)

@@ -22,40 +22,40 @@ Function = Callable[..., Any]
 HALVES = (FLOAT16, BFLOAT16)
 NEWEST = 10**6  # an opset that no version is above
 
-# By the attributes, and the types of the inputs, None of those that are not known.
+# Raises an error by a node's attributes and its inputs' types, None of those that are not known.
 RefuseTypes = Callable[[Mapping[str, Any], Sequence[Dtype | None]], None]
-TABLE: dict[str, list[Standard]] = {}
+TABLE: dict[str, list[Standard]] = {}  # by operator: a function for each range of opsets
 
 
 class Standard(NamedTuple):
-    """How an operator is computed from opset `since` to `until`, and what is known of it.
+    """The function of an operator from opset `since` to `until`, and facts of it for a session.
 
-    `host` has the inputs that are read on the host, `shapes_only` says that nothing of an array is
-    read. A result of one that `grows` may be larger than its inputs; that of a `view` may be the
-    first input's memory. `overwrites` names the inputs that `out=` may be.
+    Inputs are indices.
     """
 
     function: Function
     since: int = 1
     until: int = NEWEST
-    host: tuple[int, ...] = ()
-    shapes_only: bool = False
-    grows: bool = False
-    view: bool = False
+    host: tuple[int, ...] = ()  # inputs that are read on the host
+    shapes_only: bool = False  # it reads shapes of inputs, no elements
+    grows: bool = False  # a result may be much larger than its inputs
+    view: bool = False  # a result may be the first input's memory
     keeps: bool = False  # a result may be the memory of any input
-    overwrites: tuple[int, ...] = ()
-    takes_count: bool = False  # of outputs, as `n_outputs`
-    updates: tuple[int, ...] = ()  # inputs that are written
-    noted: bool = False  # a recording has all of its work on a device, or says that it has not
-    only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
-    refuse: Callable[[Mapping[str, Any]], None] | None = None  # attributes that do not fit another
-    refuse_types: RefuseTypes | None = None  # that ONNX allows
+    overwrites: tuple[int, ...] = ()  # inputs that `out=` may be
+    takes_count: bool = False  # the number of outputs is its attribute `n_outputs`
+    updates: tuple[int, ...] = ()  # inputs that are written in place
+    noted: bool = False  # its launches may be recorded: a recording that lacks work of it says so
+    only: Mapping[str, tuple[object, ...]] = {}  # values an attribute may have; the default first
+    refuse: Callable[[Mapping[str, Any]], None] | None = None  # raises for attributes that clash
+    refuse_types: RefuseTypes | None = None  # raises for types that ONNX allows, but not this
 
     def check(
         self, present: Sequence[bool], attributes: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """The attributes as the function takes them; refuses those that do not fit, and inputs, of
-        which each is there or left out."""
+        """Return the attributes as the function takes them; refuse those that do not fit.
+
+        present: for each input of the node, False if it is left out; refused where it is needed.
+        """
         declared = _signature(self.function)
         extra = sorted(attributes.keys() - declared.kinds.keys())
         if extra:
@@ -74,16 +74,17 @@ class Standard(NamedTuple):
 
 
 class _Signature(NamedTuple):
-    """Attributes and inputs by the signature of a function."""
+    """An operator's attributes and inputs, as the signature of its function says them."""
 
-    kinds: Mapping[str, Any]  # of attributes, their annotations
-    needed: tuple[str, ...]  # attributes
-    inputs: tuple[tuple[str, bool], ...]  # the name, and whether it is needed
-    is_open: bool  # to any number of inputs
+    kinds: Mapping[str, Any]  # annotations by an attribute's name
+    needed: tuple[str, ...]  # attributes without a default
+    inputs: tuple[tuple[str, bool], ...]  # name, and True if it is needed
+    is_open: bool  # takes any number of inputs (*arrays)
 
 
 @functools.cache
 def _signature(function: Function) -> _Signature:
+    """Return what a function f(xp, x, y=None, *, attribute=0) says of its operator."""
     parameters = list(inspect.signature(function).parameters.values())
     hints = get_type_hints(function)
     attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -97,6 +98,7 @@ def _signature(function: Function) -> _Signature:
 
 
 def _check_inputs(declared: _Signature, present: Sequence[bool]) -> None:
+    """Refuse too many inputs, and needed ones that are left out (False in `present`)."""
     inputs = declared.inputs
     if len(present) > len(inputs) and not declared.is_open:
         raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(present)}")
@@ -108,9 +110,10 @@ def _check_inputs(declared: _Signature, present: Sequence[bool]) -> None:
 
 
 def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
-    """Put a function into the table, under these operators' names.
+    """Return a decorator that puts a function into TABLE under these operators' names.
 
-    One of another domain has the domain and a dot before its name.
+    An operator of another domain than ONNX's has the domain and a dot before its name. known:
+    further fields of Standard.
     """
 
     def register(function: Function) -> Function:
@@ -122,7 +125,7 @@ def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
 
 
 def find(name: str, version: int) -> Standard | None:
-    """The function of an operator in an opset."""
+    """Return the Standard of an operator in an opset; None if there is none."""
     serving = (item for item in TABLE.get(name, ()) if item.since <= version <= item.until)
     return max(serving, key=lambda item: item.since, default=None)
 
@@ -131,19 +134,22 @@ def find(name: str, version: int) -> Standard | None:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front; refuse one that `rank` dimensions do not have."""
     if not -rank <= axis < rank:
         raise ArgumentError(f"axis: expected from {-rank} to {rank - 1}, got {axis}")
     return axis % rank
 
 
 def wide(x: Array) -> Array:
-    """An array of a half type in float32; anything else as it is."""
+    """Return an array of a half type in float32; anything else as it is."""
     return x.astype(FLOAT32) if getattr(x, "dtype", None) in HALVES else x
 
 
 def in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
-    """The function of an array of a half type and others, in float32."""
+    """Return the function, computed in float32 where the first array is of a half type.
+
+    Its result is of that type again.
+    """
 
     @functools.wraps(function)
     def run(xp: Module, *arrays: Array, **attributes: Any) -> Array:

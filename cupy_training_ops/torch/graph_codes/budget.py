@@ -5,6 +5,10 @@ For each of several budgets PyTorch's partitioner chooses what is computed again
 values and then by those of their codes; of the rest values are encoded, those first that save most
 bytes a second, until the budget is met. The cheapest result is chosen; PyTorch's choice without
 codes is among them.
+
+Here split(partitioner) splits the joint graph into (forward, backward); `planner` says which codes
+each saved value may have; num_outputs are the forward graph's outputs before the saved values; a
+plan is a list of `Saved`, one for each saved value.
 """
 
 from __future__ import annotations
@@ -37,21 +41,22 @@ from .rewrite import COPY_OF, STAYS, compute_again
 
 NAME = "activation_codes"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# PyTorch's budgets: with 0.999 it computes pointwise operators again; of what codes leave less
+# Budgets for PyTorch's partitioner, shares of the bytes that it saves by itself: with 0.999 it
+# computes pointwise operators again. LESS: factors of such a share, when it counts bytes of codes.
 SHARES = (1.0, 0.999, 0.7, 0.4, 0.2, 0.1)
 LESS = (1.0, 0.9, 0.75, 0.6, 0.4, 0.2)
-BYTES = 3.0e12  # a second, of a GPU of 2023; only ratios matter
+BYTES = 3.0e12  # moved a second, by a GPU of 2023; only ratios matter
 OPERATIONS = {2: 6.0e14, 4: 2.5e14}  # a second, by bytes of an element
 Graphs = tuple[GraphModule, GraphModule]
 Partitioner = Callable[..., Graphs]
 MOST_SEEN = 32  # values between a product and what is saved of it
-MOST_ROUNDS = 3
+MOST_ROUNDS = 3  # in which more products are computed again
 HEAVY = PRODUCTS | packets("convolution")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes, or a share of what PyTorch's own choice saves."""
+    """A limit of bytes: a share of what PyTorch's own choice saves, or, if that is None, nbytes."""
 
     share: float | None = None
     nbytes: float = math.inf
@@ -68,12 +73,13 @@ class Partition:
     forward: GraphModule
     backward: GraphModule
     plan: list[Saved]
-    seconds: float = 0.0  # more than without codes and recomputation
+    seconds: float = 0.0  # of a step, estimated: more than with PyTorch's own choice
     recomputed: tuple[Node, ...] = ()  # values that PyTorch's own choice saves
     added: frozenset[str] = frozenset()  # values of the plan that it does not save
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes that are saved, without parameters and inputs."""
         return sum(one.saved_nbytes for one in self.plan if not one.is_free)
 
 
@@ -98,7 +104,7 @@ def within(
 ) -> Partition:
     """Return the cheapest partition within the budget, or the smallest if there is none.
 
-    Without a budget: PyTorch's choice, with all codes that the plan has.
+    Without a budget: PyTorch's choice, with all codes that the planner allows.
     """
     if budget is None:
         forward, backward = split(partitioners.min_cut_rematerialization_partition)
@@ -123,7 +129,10 @@ def within(
 
 
 class _Search:
-    """The best of the partitions that PyTorch makes for several budgets, with codes."""
+    """The best of the partitions that PyTorch makes for several budgets, with codes.
+
+    `attempt` tries a budget; `best` is the best partition so far.
+    """
 
     def __init__(
         self,
@@ -136,17 +145,19 @@ class _Search:
         self._budget, self._split = budget, split
         self._planner, self._num_outputs = planner, num_outputs
         self._settings = _Settings()
-        self._shares: dict[str, float] = {}
+        self._shares: dict[str, float] = {}  # of bytes that codes take, by name of the value
         self._partitioner = _partitioner(self._settings, self._shares)
-        self._again: set[str] = set()  # values that follow from codes
+        self._again: set[str] = set()  # names of values that follow from codes of others
         self._smallest = math.inf  # bytes, of the partitions that recompute no product
-        self._plain: dict[str, Saved] = {}  # what PyTorch's own choice saves
+        self._plain: dict[str, Saved] = {}  # what PyTorch's own choice saves, by name
+        # The budget in bytes, and seconds in which PyTorch's own choice computes values again.
         self._limit = self._spent = math.inf
 
     def count_codes(self) -> float:
-        """Let PyTorch's knapsack count the bytes of codes in place of those of their values.
+        """Let PyTorch's partitioner count the bytes of codes in place of those of their values.
 
-        Returns the share of all these that is within the limit.
+        Return limit / bytes of the smallest partition that computes no product again: 1 or more if
+        that is within the limit.
         """
         for name, one in self._plain.items():
             if not one.is_free:
@@ -155,7 +166,9 @@ class _Search:
         return self._limit / max(self._smallest, 1)
 
     def attempt(self, share: float) -> bool:
-        """Try a budget of PyTorch's; return False if smaller ones would only take longer."""
+        """Let PyTorch's partitioner save a share of the bytes that it saves by itself, add codes,
+        and keep the result in `best` if it is better; return False if smaller shares would only
+        take longer."""
         self._settings.change(activation_memory_budget=share)
         try:
             forward, backward = self._split(self._partitioner)
@@ -181,7 +194,8 @@ class _Search:
         return True
 
     def _with_less(self, option: Partition) -> Partition:
-        """Compute again what follows from codes; where that is too much still, products too."""
+        """Return an option with fewer bytes: values that follow from codes are computed again, and
+        if it is still beyond the limit, results of products too."""
         less = self._computed_again(option)
         if less is not None:
             self._again = self._again or {node.name for node in less.recomputed}
@@ -197,7 +211,9 @@ class _Search:
     def _computed_again(
         self, option: Partition, products: Collection[Saved] = ()
     ) -> Partition | None:
-        """Rewrite an option's graphs with `compute_again`; return None if there is nothing to."""
+        """Rewrite an option's graphs with `compute_again`; return the new option, or None if
+        nothing can be computed again. products: plans of results of products, which alone are
+        computed again if there are some."""
         forward, backward = option.forward, option.backward
         parameters = self._planner.of_parameters(forward.graph)
         plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
@@ -213,7 +229,7 @@ class _Search:
         """Return saved results of products, as many as the limit asks for, those first whose bytes
         cost least time. About half of an operand's bytes are lost: it has no codes then."""
         parameters = self._planner.of_parameters(option.forward.graph)
-        candidates = []
+        candidates = []  # (seconds a byte, bytes, plan of the value)
         for one in option.plan:
             product = producer_of(one.forward)
             if packet(product.target) not in FORWARD_PRODUCTS or one.reason in STAYS:
@@ -233,6 +249,7 @@ class _Search:
     def _partition(
         self, forward: GraphModule, backward: GraphModule, plan: list[Saved], seconds: float
     ) -> Partition:
+        """Make a partition that names its differences from PyTorch's own choice."""
         names = {one.forward.name for one in plan}
         again = tuple(one.forward for name, one in self._plain.items() if name not in names)
         return Partition(forward, backward, plan, seconds, again, frozenset(names - {*self._plain}))
@@ -246,7 +263,8 @@ def _is_better(one: Partition, other: Partition, limit: float) -> bool:
 
 
 def _encode_to_limit(limit: float, partition: Partition) -> Partition:
-    """Encode values until the limit is met, cheapest for a saved byte first.
+    """Return a partition with codes, of its plan, for as many values as meet the limit in bytes,
+    those first that cost least time for a saved byte.
 
     Values that share the codes of a sum, dropped and absorbing ones, stay encoded together.
     """
@@ -267,7 +285,14 @@ def _encode_to_limit(limit: float, partition: Partition) -> Partition:
 
 
 def _coding_time(one: Saved) -> float:
-    """Estimate the seconds that codes of a value cost, by the additional bytes moved."""
+    """Estimate the seconds that codes cost by the plan of one value, from the additional bytes
+    moved.
+
+    The forward pass writes codes, and reads the value again unless its operator is pointwise, with
+    which the encoder fuses. The backward pass reads codes in place of the value; for products, with
+    which no decoder fuses, it reads codes, writes the value and reads it. The sum may be negative.
+    A cast that is computed again reads the parameter and writes the cast.
+    """
     if one.source is not None:
         return (nbytes_of(one.source.meta["val"]) + one.nbytes) / BYTES
     if one.is_dropped:
@@ -288,7 +313,8 @@ def _is_heavy(node: Node) -> bool:
 
 
 def _recomputation_time(forward: GraphModule, backward: GraphModule) -> float:
-    """Estimate the seconds of recomputation in the backward graph."""
+    """Estimate the seconds of recomputation in the backward graph: of products, and of writing and
+    reading the operands of these; other operators fuse with those that read them."""
     computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     gradients = gradients_in(backward.graph)
     seconds = 0.0
@@ -330,8 +356,8 @@ class _Settings:
 def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitioner:
     """Return a copy of PyTorch's partitioner that caches what does not depend on the budget.
 
-    shares: the share of some values' bytes, by name, that its knapsack counts; so for values from
-    which these follow.
+    settings: in place of PyTorch's. shares: factors of the bytes of some values, by name, that it
+    counts; also of values from which these follow (`_share_of`).
 
     It raises _SameChoiceError if it would save the same values as for an earlier budget. The copy
     has its own globals, where these helpers are replaced without an effect on other threads.
@@ -339,7 +365,9 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
     solve_min_cut = partitioners.solve_min_cut
     solutions: dict[object, Any] = {}
 
+    # Each in place of the PyTorch function that it calls.
     def solve_once(graph: Any, info: Any, options: Any, dont_ban: Iterable[Node] = ()) -> Any:
+        """Return (saved, banned nodes), solved once for the same options and nodes not to ban."""
         key = (repr(options), frozenset(dont_ban or ()))
         if key not in solutions:
             solutions[key] = solve_min_cut(graph, info, options, dont_ban or None)
@@ -347,12 +375,15 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
         return list(saved), type(banned)(banned)
 
     def size_of(node: Node) -> float:
+        """Return the bytes that PyTorch's knapsack counts for a value."""
         return float(partitioners._size_of(node)) * _share_of(node, shares)
 
     choices: set[frozenset[Node]] = set()
 
     def choose_another(*arguments: Any, **named: Any) -> list[Node]:
+        """Return the values to save; raise _SameChoiceError if an earlier budget led to them."""
         saved: list[Node] = choose(*arguments, **named)
+        # Ranks that decide together have to make the same calls.
         if frozenset(saved) in choices and not config._sync_decision_cross_ranks:
             raise _SameChoiceError
         choices.add(frozenset(saved))
@@ -371,7 +402,8 @@ def _partitioner(settings: _Settings, shares: Mapping[str, float]) -> Partitione
 
 
 def _share_of(node: Node, shares: Mapping[str, float]) -> float:
-    """Return the share of a value, or of the first one that follows from it by cheap operators."""
+    """Return the share of a value, or of the first one that follows from it by cheap operators, or
+    1 if there is none."""
     if not shares or node.name in shares:
         return shares.get(node.name, 1.0)
     waiting, seen = [node], {node}
@@ -386,7 +418,7 @@ def _share_of(node: Node, shares: Mapping[str, float]) -> float:
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes its first result only, and returns it in all calls."""
+    """Return a function that calls `function` the first time, and then returns the same result."""
     results: list[Any] = []
 
     def call(*arguments: Any, **named: Any) -> Any:

@@ -63,6 +63,7 @@ VIEWS = packets(
     *("unsqueeze", "expand", "slice", "split", "split_with_sizes", "select", "cat", "stack"),
     *("constant_pad_nd", "_to_copy", "detach", "as_strided", "flip", "unbind", "contiguous"),
 ) | {prims.convert_element_type, operator.getitem}
+# Products in backward graphs, and in forward graphs.
 PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution_backward", "_grouped_mm")
 FORWARD_PRODUCTS = packets("mm", "addmm", "bmm", "baddbmm", "convolution")
 SUMS = packets("add", "sub")
@@ -81,6 +82,7 @@ EXACT_OPERATORS = packets(
     *("erfinv", "lgamma", "digamma", "linalg_vector_norm"),
 )
 RELU = packets("relu", "threshold_backward", "leaky_relu", "leaky_relu_backward")
+# By the name of an operator's argument.
 NEEDS_OF_ATTENTION = {
     "query": Need.SCORES,
     "key": Need.SCORES,
@@ -90,7 +92,7 @@ NEEDS_OF_ATTENTION = {
 
 
 def packet(target: object) -> object:
-    """Return an operator without its overload."""
+    """Return an operator without its overload, aten.add of aten.add.Tensor; others unchanged."""
     return getattr(target, "overloadpacket", target)
 
 
@@ -126,7 +128,7 @@ def is_tensor(node: object) -> bool:
 
 def needs_exact_results(node: Node) -> bool:
     """Return True if small results of a node matter beside large ones, as of an exponential or a
-    quotient; a tile's scale would round them away."""
+    quotient; codes, whose TILE neighbours share a scale, would round them to 0."""
     source = origin(node)
     if source in SMOOTH:
         return False
@@ -166,7 +168,7 @@ def _readers(nodes: set[Node], through: frozenset[object]) -> set[Node]:
 
 
 def gradients_in(graph: Graph) -> set[Node]:
-    """Nodes of a backward graph that depend on gradients."""
+    """Return the nodes of a backward graph that depend on gradients of the results."""
     gradients: set[Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -179,10 +181,16 @@ def gradients_in(graph: Graph) -> set[Node]:
 
 
 class Backward:
-    """A backward graph: which nodes depend on gradients, and the uses of its values."""
+    """A backward graph: which nodes depend on gradients, and the uses of its values.
+
+    placeholders: by name. order: index of each node. gradients: nodes that depend on gradients.
+    In methods `user` is a node that reads `node`, `target` its operator without overload, and
+    `image` says how `node` depends on the saved value.
+    """
 
     def __init__(self, graph: Graph, parameters: Collection[str] = ()) -> None:
-        self._parameters = parameters  # names, also of values computed only from them
+        """parameters: names of parameters, and of values computed only from them."""
+        self._parameters = parameters
         self.placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.gradients = gradients_in(graph)
@@ -192,7 +200,10 @@ class Backward:
                 self.uses(node, image)
 
     def points(self, saved: Node) -> list[Node]:
-        """Return the chain of values through which all uses of a saved one go, itself first."""
+        """Return the chain of values through which all uses of a saved one go, itself first.
+
+        Any of them may be encoded in its place: each but the last is read only by the next.
+        """
         points, size = [saved], saved.meta["val"].numel()
         while len(points[-1].users) == 1:
             (user,) = points[-1].users
@@ -204,14 +215,14 @@ class Backward:
         return points
 
     def uses(self, node: Node, image: Image = Image.VALUE) -> Uses:
-        """Return the joint need of a node's users."""
+        """Return the joint need of all users of a node."""
         key = (node, image)
         if key not in self._uses:
             self._uses[key] = _join(self._use(node, user, image) for user in node.users)
         return self._uses[key]
 
     def _use(self, node: Node, user: Node, image: Image) -> Uses:
-        """Return the need of one user; if that only passes the value on, of its own users."""
+        """Return the need of one user of `node`; if it passes the value on, of its own users."""
         if user.op == "output":
             return Uses(Need.EXACT, reason="gradient")
         source = origin(user)
@@ -235,7 +246,10 @@ class Backward:
         return Uses(Need.EXACT, reason=name_of(user))
 
     def _use_beside_gradients(self, node: Node, user: Node, source: object) -> Uses:
-        """Return the need of a user that depends on gradients; source: its `origin`."""
+        """Return the need of a user that depends on gradients.
+
+        source: its operator before decompositions.
+        """
         target, name = packet(user.target), name_of(user)
         if is_attention(user):
             return Uses(_need_of_attention(node, user), reason=name)
@@ -252,7 +266,7 @@ class Backward:
 
     @staticmethod
     def _is_scaled(node: Node, user: Node, target: object) -> bool:
-        """Return True if the relative error of the result is about that of the value."""
+        """Return True if the relative error of the user's result is about that of `node`."""
         if target in MULTIPLIES:
             return True
         if target is aten.div:
@@ -262,7 +276,8 @@ class Backward:
         return False
 
     def _is_summed(self, node: Node, user: Node, target: object, image: Image) -> bool:
-        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x)."""
+        """Return True if `user` is a sum that does not cancel: x + y, x + bias, 1 + tanh(x). A
+        number may be added only to results of magnitude about 1."""
         if target not in SUMS:
             return False
         other = user.args[1] if user.args[0] is node else user.args[0]
@@ -280,7 +295,8 @@ def _join(uses: Iterable[Uses]) -> Uses:
 
 
 def _need_of_attention(node: Node, user: Node) -> Need:
-    """Return the need of attention for an operand; EXACT for statistics, masks and seeds."""
+    """Return how exactly the attention operator `user` needs its operand `node`; EXACT for
+    statistics, masks and seeds."""
     schema = getattr(user.target, "_schema", None)
     if schema is None:
         return Need.EXACT
@@ -295,7 +311,8 @@ def _need_of_attention(node: Node, user: Node) -> Need:
 
 
 def _is_at_most(a: object, b: object) -> bool:
-    """Return True if a size is known, without a new guard, to be at most another."""
+    """Return True if a size is known, without a new guard, to be at most another; of symbolic
+    sizes, only if they are the same expression."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return str(a) == str(b)

@@ -23,12 +23,19 @@ from .policies import POLICIES, GraphPolicy
 from .rewrite import rewrite
 
 OPTION = "custom_partitioner_fn"
-LEAST = 64 << 10  # bytes
+LEAST = 64 << 10  # bytes; smaller tensors are not worth an encoder
+# A change of these files changes compiled graphs, and so the key of PyTorch's cache.
 SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
 class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
-    """Splits a joint graph for Inductor, with activations saved as codes."""
+    """Splits a joint graph of forward and backward pass for Inductor, activations saved as codes.
+
+    policy: the format of codes for each use of a value. budget: limit of the saved bytes; None:
+    encode all that the policy allows. least: bytes below which tensors are not encoded. account:
+    the report. In calls: gm is the joint graph, joint_inputs are its inputs, settings the keyword
+    arguments that PyTorch passes to its own partitioner.
+    """
 
     def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
         self.policy, self.budget, self.least = policy, budget, least
@@ -64,6 +71,8 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     def _partition(
         self, gm: GraphModule, joint_inputs: object, settings: dict[str, Any]
     ) -> tuple[GraphModule, GraphModule]:
+        """Choose a partition within the budget, put encoders and decoders into its graphs, and
+        return these, (forward, backward)."""
         planner = Planner(
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )
@@ -82,7 +91,7 @@ class Account:
     """A report with a line for each saved tensor of each compiled graph."""
 
     def __init__(self) -> None:
-        self._graphs: list[list[dict[str, Any]]] = []
+        self._graphs: list[list[dict[str, Any]]] = []  # the lines of each graph
 
     def note(self, chosen: Partition) -> None:
         """Add a graph's saved tensors, and those that are computed again."""
@@ -90,7 +99,12 @@ class Account:
         self._graphs.append(lines + [_line_of_recomputed(node) for node in chosen.recomputed])
 
     def report(self) -> dict[str, Any]:
-        """Return sums over all graphs, and the lines of each."""
+        """Return the sums of bytes over all graphs, and the lines of each.
+
+        "before", "after": without parameters and inputs, whose memory is there in any case.
+        "coded": {format: {"tensors": how many, "before": bytes, "after": bytes}}. "as_it_is": the
+        same by the reason why tensors are not encoded. "graphs": a list of lines for each graph.
+        """
         lines = [line for graph in self._graphs for line in graph]
         counted = [line for line in lines if line["reason"] not in ANYWAY]
         stays = [line for line in lines if line["as"] == "itself"]
@@ -104,6 +118,14 @@ class Account:
 
 
 def _line(one: Saved, is_added: bool) -> dict[str, Any]:
+    """Return the report's line for a saved value, with its name, shape and dtype.
+
+    one: its plan. "before", "after": bytes of the value, and of what is saved. "as": a format of
+    codes, "itself", or "made again" if the backward pass computes it again. "in_place_of": if the
+    codes are of another value, which is computed from this one, the name of that. "reason": why it
+    has no codes, or the operator that needs it most exactly. "added", is_added: PyTorch's own
+    choice would not save it.
+    """
     form = "made again" if one.is_dropped else "itself" if one.format is None else one.format.name
     return {
         **_describe(one.forward),
@@ -117,7 +139,10 @@ def _line(one: Saved, is_added: bool) -> dict[str, Any]:
 
 
 def _line_of_recomputed(node: Node) -> dict[str, Any]:
-    """Describe a value that is computed again."""
+    """Return the report's line for a value that PyTorch's own choice would save, but that the
+    backward pass computes again: "before" are its bytes, "after" 0; "added" is False, as the budget
+    does not save it. Keys are those of `_line`. node: the value's in the forward graph.
+    """
     return {
         **_describe(node),
         "before": nbytes_of(node.meta["val"]),
@@ -130,6 +155,7 @@ def _line_of_recomputed(node: Node) -> dict[str, Any]:
 
 
 def _describe(node: Node) -> dict[str, Any]:
+    """Return the name, shape (texts, as sizes may be symbolic) and dtype of a node's tensor."""
     value = node.meta["val"]
     return {
         "name": node.name,
@@ -139,6 +165,7 @@ def _describe(node: Node) -> dict[str, Any]:
 
 
 def _by(key: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return {value of `key` in lines: {"tensors": how many, "before": bytes, "after": bytes}}."""
     groups: dict[str, dict[str, int]] = {}
     for line in lines:
         sums = groups.setdefault(line[key], {"tensors": 0, "before": 0, "after": 0})
@@ -155,9 +182,10 @@ class ActivationCodes(dict[str, Any]):
         """Return the bytes that compiled graphs save: uncompressed, by reason, or as codes.
 
         `before` and `after` are sums over all graphs, without parameters and inputs: of what
-        PyTorch's own choice saves, and of what is saved. `graphs` has a line for each tensor of
-        each graph; "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's
-        cache of code are missing.
+        PyTorch's own choice saves, and of what is saved; `coded` has them by format, `as_it_is` by
+        the reason why tensors have no codes. `graphs` has a line for each tensor of each graph;
+        "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's cache of code
+        are missing.
         """
         report: dict[str, Any] = self[OPTION].account.report()
         return report

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Plan for each saved value of a compiled graph: as it is, as codes, or computed again."""
+"""Plan for each saved value of a compiled graph: as it is, as codes, or computed again.
+
+Here `node` is a saved value in the forward graph, `nbytes` are its bytes, `placeholder` is the same
+value in the backward graph, and `point` the value of the backward graph that would be encoded: the
+placeholder, or computed from it. parameters: nodes of the forward graph that are parameters, or
+computed only from them. least: bytes below which a value is not encoded.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +36,11 @@ from .consumers import (
 from .formats import BITS, FLOATS, TILE, Format
 from .policies import GraphPolicy
 
+# Reasons why a value has no codes.
 CAST = "cast of a parameter"
-ANYWAY = {"parameter", "input"}
+ANYWAY = {"parameter", "input"}  # its memory is there in any case
 SHARED = "shared"  # its memory stays alive for another value
-SMALL = "small"
+SMALL = "small"  # fewer bytes than `least`
 UNKNOWN_SIZE = 4096  # what PyTorch's partitioner assumes for an unknown size
 
 
@@ -84,7 +91,7 @@ class Saved:
 class Planner:
     """Plans for the saved tensors of one graph.
 
-    least: bytes below which tensors are not encoded. static: indices of parameters among the
+    policy: the format of codes for each use of a value. static: indices of parameters among the
     forward graph's placeholders.
     """
 
@@ -93,7 +100,10 @@ class Planner:
         self._nodes: dict[str, Node] = {}  # of the forward graph, by name
 
     def plan(self, forward: Graph, backward: Graph, num_outputs: int) -> list[Saved]:
-        """Return a plan for each saved tensor, in the order of the forward graph's outputs."""
+        """Return a plan for each saved tensor, in the order of the forward graph's outputs.
+
+        num_outputs: outputs before them, which are results of the model.
+        """
         self._nodes = {node.name: node for node in forward.nodes}
         outputs = list(forward.output_node().args[0])
         parameters = self.of_parameters(forward)
@@ -135,7 +145,10 @@ class Planner:
         return parameters
 
     def _choices(self, node: Node, seen: Backward, parameters: set[Node]) -> list[Saved]:
-        """Return the possible plans of a tensor, one for each value that could be encoded."""
+        """Return the possible plans of a tensor, one for each `point` that could be encoded.
+
+        seen: the backward graph.
+        """
         placeholder = seen.placeholders[node.name]
         value = node.meta["val"]
         nbytes = nbytes_of(value)
@@ -162,7 +175,8 @@ class Planner:
         ]
 
     def _choice(self, node: Node, placeholder: Node, nbytes: int, point: Node, uses: Uses) -> Saved:
-        """Choose a format for `point`, by its uses."""
+        """Return the plan of a tensor with codes of `point`, whose format follows from its uses in
+        the backward graph, or without codes where none fits."""
         value, producer = point.meta["val"], _producer(node, point)
         if value.dtype is torch.bool:
             chosen: Format | None = BITS
@@ -204,7 +218,7 @@ def numel_of(value: Tensor) -> int:
 
 
 def nbytes_of(value: Tensor) -> int:
-    """Bytes of a tensor."""
+    """Return the bytes of a tensor; symbolic sizes are those of the compiled example."""
     return numel_of(value) * int(value.dtype.itemsize)
 
 
@@ -218,10 +232,12 @@ def _number(size: int | torch.SymInt) -> int:
 def memory_order(value: Tensor, is_image: bool) -> tuple[int, ...]:
     """Return the dimensions from the largest stride to the contiguous one.
 
-    Of images channels are last: compilers for GPUs choose that layout whatever the strides here.
+    Of images, (N, C, H, W), channels are last: compilers for GPUs choose that layout whatever the
+    strides here.
     """
     if is_image:
         return (0, 2, 3, 1)
+    # Of equal strides the first dimension comes first: -dim is sorted in reverse too.
     strides = [(_number(stride), -dim) for dim, stride in enumerate(value.stride())]
     return tuple(-dim for _, dim in sorted(strides, reverse=True))
 
@@ -263,7 +279,8 @@ def producer_of(node: Node) -> Node:
 
 
 def _is_near_batch_norm(producer: Node) -> bool:
-    """Return True for s = a + b in s -> product -> batch norm, and for results of that product.
+    """Return True if `producer` computes the sum s of s -> product -> batch norm, or the result of
+    that product.
 
     The norm subtracts feature means: errors that are small beside these may be large beside what is
     left. Looks through views and further sums.
@@ -291,12 +308,12 @@ def _is_divisible(value: Tensor, order: tuple[int, ...], multiple: int) -> bool:
 
 
 def _choose(choices: list[list[Saved]]) -> list[Saved]:
-    """Choose for each tensor the plan with the fewest bytes.
+    """Choose for each tensor the plan with the fewest bytes; choices: its possible plans.
 
     If a and b are read only in a + b, the sum is encoded: a absorbs b, which is dropped.
     """
     saved = [min(options, key=lambda option: option.saved_nbytes) for options in choices]
-    by_point: dict[Node, dict[int, Saved]] = {}
+    by_point: dict[Node, dict[int, Saved]] = {}  # plans that encode this value, by index in choices
     for i, options in enumerate(choices):
         for option in options:
             if option.format is not None and not option.is_in_place:
@@ -306,6 +323,7 @@ def _choose(choices: list[list[Saved]]) -> list[Saved]:
         if any(saved[i].is_dropped for i in members):
             continue
         separate = sum(saved[i].saved_nbytes for i in members)
+        # Fewer bytes than those plans, or one of them encodes this value already.
         if members[first].saved_nbytes < separate or any(
             saved[i].point is members[i].point for i in members
         ):
@@ -321,7 +339,11 @@ def _storage(node: Node) -> int:
 
 
 def _without_shared(saved: list[Saved], alive: set[int]) -> list[Saved]:
-    """Drop codes of values whose memory stays alive for others: they would save nothing."""
+    """Drop codes of values whose memory stays alive for others: they would save nothing.
+
+    alive: identifiers of storages that stay alive in any case. Values without codes add theirs,
+    so it repeats until nothing changes.
+    """
     while True:
         stays = [one for one in saved if one.format is None and not one.is_dropped]
         alive = alive | {_storage(one.forward) for one in stays}

@@ -12,6 +12,7 @@ import torch
 from .consumers import Need, Uses
 from .formats import INT4, INT4_SIGNED, INT8, INT8_CENTRED, INT8_SIGNED, Format
 
+# Formats that keep signs, by those that may round them to 0.
 SIGNED = {INT8: INT8_SIGNED, INT4: INT4_SIGNED}
 
 
@@ -28,6 +29,7 @@ class GraphPolicy:
     narrow: frozenset[Need] = frozenset()
 
     def format_for(self, uses: Uses, dtype: torch.dtype) -> Format | None:
+        """Return the format of codes for a value with these uses; None: it is not encoded."""
         if dtype is torch.float32 and uses.need in self.narrow:
             return None
         chosen = self.formats.get(uses.need)
@@ -35,6 +37,7 @@ class GraphPolicy:
 
 
 def _policy(name: str, narrow: Iterable[Need] = (), **formats: Format) -> GraphPolicy:
+    """Make a policy; formats: by names of needs in lower case."""
     by_need = {Need[need.upper()]: chosen for need, chosen in formats.items()}
     return GraphPolicy(name, MappingProxyType(by_need), frozenset(narrow))
 

@@ -4,6 +4,12 @@
 A value that is a cheap function of encoded ones, as GELU's result of its operand, is computed again
 from these: that moves as many bytes as decoding its own codes, and needs no encoder. Rows of an
 embedding are looked up again, which is exact.
+
+Here `one` is the plan of one saved value: one.forward is the value's node in the forward graph,
+one.backward its placeholder in the backward graph, one.point the value that is encoded, which is
+one.backward or computed from it, and one.source the parameter of which it is a cast, or None. A
+`chain` is a list of nodes, operands first. num_outputs: outputs of the forward graph before the
+saved values.
 """
 
 from __future__ import annotations
@@ -38,22 +44,24 @@ from .consumers import (
 from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast, centre_of
 from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
 
+# PyTorch raises an error if a saved tensor was written since, by its version: a version check.
 NO_CHECK = "saved_tensor_with_no_vc_check"  # PyTorch's key in node.meta: such tensors come last
-STEP = 2.0**-20  # between the positions of copies of a node
+STEP = 2.0**-20  # between the positions of nodes that are inserted after the same one
 SIGNED = {INT8_SIGNED, INT4_SIGNED}  # recomputed values might have other signs
 MOST_SOURCES = 2  # encoded values of its size, from which one is computed again
 LOOKUPS = packets("embedding")
 COPY_OF = "copy_of"  # key of node.meta: name in the forward graph
 ALIASES = packets("alias", "detach")
 COPIES = VIEWS - packets("as_strided", "cat", "stack")
-EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap to compute again
-STAYS = ANYWAY | {SHARED, SMALL}
+EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap, without errors of codes
+STAYS = ANYWAY | {SHARED, SMALL}  # reasons for which a value is saved as it is
 
 
 def rewrite(
     forward: GraphModule, backward: GraphModule, plan: Sequence[Saved], num_outputs: int
 ) -> None:
-    """Put encoders after saved values, and decoders before their first use.
+    """Put encoders after saved values into the forward graph, and decoders before their first use
+    into the backward graph, as `plan`, of all saved values, says.
 
     Codes replace values in their places among outputs and placeholders, as PyTorch orders these:
     tensors, tensors without a version check, symbolic sizes.
@@ -68,7 +76,7 @@ def rewrite(
         if one.source is not None:
             places[one.forward] = _cast_again(backward.graph, one)
         elif one.forward not in places and not one.backward.users:
-            places[one.forward] = ()
+            places[one.forward] = ()  # the codes of a sum, another plan's, took its place
         if one.forward in places:
             backward.graph.erase_node(one.backward)
     put_out(forward.graph, places, num_outputs)
@@ -78,7 +86,9 @@ def rewrite(
 
 
 def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[Node, ...]:
-    """Encode a value in the forward graph and decode it in the backward graph; return the codes."""
+    """Encode a value in the forward graph and decode it in the backward graph; return the nodes of
+    its codes. source: the node of `one.point` in the forward graph.
+    """
     value, chosen = one.point.meta["val"], one.format
     assert chosen is not None
 
@@ -87,6 +97,7 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
     is_image = _is_image(value, one.order)
 
     def encode(x: Tensor) -> Parts:
+        """Return codes, scales, and the centre if there is one; dimensions in memory order."""
         centre: Parts = ()
         if one.tokens is not None:
             centre = (centre_of(x, one.tokens).permute(one.order).contiguous(),)
@@ -95,7 +106,8 @@ def _encode(forward: Graph, backward: Graph, one: Saved, source: Node) -> tuple[
         return *chosen.encode(moved - centre[0] if centre else moved), *centre
 
     def decode(*parts: Tensor) -> Tensor:
-        back = [one.order.index(dim) for dim in range(value.dim())]
+        """Return the value of what `encode` returned, its dimensions in their own order."""
+        back = [one.order.index(dim) for dim in range(value.dim())]  # the inverse of one.order
         if one.tokens is not None:
             decoded = cast(chosen.decode(*parts[:-1]) + parts[-1], value.dtype)
         else:
@@ -133,10 +145,12 @@ def first_user(graph: Graph, node: Node) -> Node:
 
 
 def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
-    """Cast a parameter again in the backward graph; return it unless it is saved already."""
+    """Recompute in the backward graph the casts from the parameter one.source to the saved value
+    one.forward. Return what the forward pass saves instead of it: (parameter,), or () where that is
+    saved already."""
     source = one.source
     assert source is not None
-    chain = [one.forward]
+    chain = [one.forward]  # to the parameter: each cast or view has one operand
     while chain[-1] is not source:
         chain += chain[-1].all_input_nodes
     saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
@@ -146,7 +160,7 @@ def _cast_again(backward: Graph, one: Saved) -> tuple[Node, ...]:
             value = backward.placeholder(source.name)
         value.meta.update(source.meta)
     with backward.inserting_before(first_user(backward, one.backward)):
-        for node in reversed(chain[:-1]):
+        for node in reversed(chain[:-1]):  # all but the parameter, the first cast first
             read = value
             value = backward.node_copy(node, lambda _, read=read: read)
     one.backward.replace_all_uses_with(value)
@@ -164,7 +178,11 @@ def _erase_unread(graph: Graph, node: Node) -> None:
 
 
 class _Forward:
-    """Computes values of the backward graph in the forward graph."""
+    """Computes values of the backward graph in the forward graph, for encoders there.
+
+    _nodes: the forward graph's, by name. _order: their positions, with fractions for nodes that
+    were added.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -172,7 +190,8 @@ class _Forward:
         self._order: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
 
     def compute(self, node: Node) -> Node:
-        """Return the node of the same value in the forward graph, or copy it there."""
+        """Return the forward graph's node for the value of `node`, a node of the backward graph; if
+        there is none, copy that, with its operands."""
         reads = {read: self.compute(read) for read in node.all_input_nodes}
         twin = self._nodes.get(node.name)
         if twin is not None and (
@@ -192,7 +211,11 @@ class _Forward:
 
 
 def put_out(graph: Graph, places: dict[Node, tuple[Node, ...]], num_outputs: int) -> None:
-    """Replace saved values among a graph's outputs by their codes."""
+    """Replace saved values among a forward graph's outputs.
+
+    places: {node of the value: nodes that are saved in its place}, () for none. PyTorch's
+    descriptions of the outputs (`desc`) are numbered again.
+    """
     output = graph.output_node()
     before = list(output.args[0])
     after = before[:num_outputs]
@@ -218,9 +241,12 @@ def compute_again(
     n_outputs: int,
     products: Collection[Saved] = (),
 ) -> tuple[Node, ...]:
-    """Compute values again that depend on others saved; return them, which no longer are.
+    """Change both graphs so that the backward pass computes saved values again which follow from
+    other saved values; return their nodes in the forward graph. They are no longer saved.
 
-    products: results of products, which alone are computed again if there are some.
+    parameters: nodes of the forward graph that are parameters or computed only from them.
+    n_outputs: outputs of that graph before the saved values. products: plans of results of matrix
+    products; if there are some, only these are computed again.
     """
     finder = _Images(backward, plan, parameters)
     places: dict[Node, tuple[Node, ...]] = {}
@@ -237,15 +263,21 @@ def compute_again(
 
 
 class _Images:
-    """Finds values that can be computed again, and writes them into the backward graph."""
+    """Finds values that can be computed again, and writes them into the backward graph.
+
+    `lookup`, `copy`, `product` and `chain` each find one way, as a list of nodes of the forward
+    graph, operands first; `write` copies such a list into the backward graph.
+    """
 
     def __init__(self, backward: Graph, plan: Sequence[Saved], parameters: set[Node]) -> None:
         self._graph, self._parameters = backward, parameters
+        # Placeholders of the backward graph by name, which is that of the saved forward node; and
+        # forward nodes that are encoded.
         self._saved = {node.name: node for node in backward.find_nodes(op="placeholder")}
         self._coded = {one.forward for one in plan if one.format is not None}
 
     def lookup(self, one: Saved) -> list[Node]:
-        """Return nodes that compute a value from rows of parameters, or []."""
+        """Return nodes that look a value up in rows of parameters, as an embedding does, or []."""
         chain: list[Node] = []
         if one.reason in STAYS or not self._follow_rows(one.forward, one.forward, chain):
             return []
@@ -314,11 +346,11 @@ class _Images:
 
     @staticmethod
     def _may_be_recomputed(one: Saved) -> bool:
-        """Return True if a value may have the error of codes, but for signs."""
+        """Return True if a value may have the error of codes, and no use depends on its signs."""
         return one.format is not None and one.format not in SIGNED and one.is_in_place
 
     def chain(self, one: Saved) -> list[Node]:
-        """Return nodes of the forward graph that compute a value from encoded ones, or []."""
+        """Return pointwise nodes that compute a value from one or two encoded ones, or []."""
         if not self._may_be_recomputed(one):
             return []
         chain: list[Node] = []
@@ -330,9 +362,9 @@ class _Images:
     def _follow(
         self, node: Node, value: Node | None, chain: list[Node], sources: set[Node]
     ) -> bool:
-        """Return True if pointwise operators compute `node` from parameters, saved tensors smaller
-        than `value`, and encoded ones that are not, which are added to `sources`. Without `value`
-        all saved tensors will do."""
+        """Return True if pointwise operators, appended to `chain`, operands first, compute `node`
+        from parameters, saved tensors smaller than `value`, and encoded ones that are not, which
+        are added to `sources`. Without `value` all saved tensors will do."""
         if node in chain or node in sources:
             return True
         if node is not value and node.name in self._saved:
@@ -361,7 +393,8 @@ class _Images:
         return target in SUMS and not node.kwargs and any(x in self._parameters for x in node.args)
 
     def write(self, one: Saved, chain: list[Node]) -> tuple[Node, ...]:
-        """Compute a value in the backward graph; return parameters to be saved for it."""
+        """Compute a value in the backward graph by `chain`, in place of its placeholder; return
+        operands, as parameters, that have to be saved for it."""
         added = []
         copies: dict[Node, Node] = {}
         for read in [read for node in chain for read in node.all_input_nodes]:
@@ -387,7 +420,10 @@ class _Images:
 
 
 def record(graph: Graph, before: Node, function: Callable[..., Any], *inputs: Node) -> Any:
-    """Insert a function's operators before a node; return its results as nodes."""
+    """Insert a function's operators before a node; return its results as nodes.
+
+    inputs: nodes, whose values the function takes.
+    """
     recorder = _Recorder(graph, inputs)
     fake = inputs[0].meta["val"].fake_mode
     with graph.inserting_before(before), torch.no_grad(), fake, recorder:
@@ -401,8 +437,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, graph: Graph, inputs: tuple[Node, ...]) -> None:
         super().__init__()
         self._graph = graph
-        self._nodes = {id(node.meta["val"]): node for node in inputs}
-        self._sizes: dict[str, Node] = {}
+        self._nodes = {id(node.meta["val"]): node for node in inputs}  # by id of their tensor
+        self._sizes: dict[str, Node] = {}  # by symbolic size
         self._alive: list[Tensor] = []  # so that no id is reused
         self._inputs = inputs
         self._decompositions = select_decomp_table()
@@ -410,9 +446,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        if (
-            func.namespace == "aten"
-        ):  # Inductor lowers only the decomposition of some, as of to.dtype
+        """Run an operator on fake tensors, and add its call and results to the graph."""
+        # Inductor lowers only the decomposition of some operators, as of to.dtype: record that.
+        if func.namespace == "aten":
             with self:
                 decomposed = self._decompositions.get(func, func.decompose)
                 result = decomposed(*args, **(kwargs or {}))
@@ -444,7 +480,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return value
 
     def _size(self, value: torch.SymInt) -> object:
-        """Return a node for a symbolic size, of a dimension of an input."""
+        """Return a node for a symbolic size, read from a dimension of an input that has it."""
         key = str(value)
         if key not in self._sizes:
             places = (

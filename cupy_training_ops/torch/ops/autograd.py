@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """autograd.Functions around launches: one for all calls of an operator, one for each kind.
 
-Calls of one kind save the same things, so their Function has the places of saved tensors, and the
-other attributes of `ctx`, as constants; its inputs are only the tensors that require gradients.
-Both save time on the host.
+Calls of one kind, which `RecentCalls` matches with each other, save the same things: so their
+Function has the places of saved tensors, and the other attributes of `ctx`, as constants; its
+inputs are only the tensors that require gradients. Both save time on the host.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _Function: Any = torch.autograd.Function
 class CustomOp:
     """Definition of a PyTorch operator in the namespace `cto`.
 
-    save(ctx, arguments, results): saves what the derivative needs. derivative: gradients of all
-    arguments from those of the results, of which only the first is differentiable. writes: index of
-    the argument that is overwritten. direct: replaces `body` in calls past the dispatcher. first:
-    replaces it in those of `Door.first`, and may write arguments. changing: index of an argument
-    whose numbers differ from call to call. masked: a body that computes only the results that its
-    last argument, a mask, selects.
+    schema: as of torch.library, "relu(Tensor input) -> (Tensor output, Tensor bits)".
+    body(run, *arguments): computes the results; run: `launch` or `infer`. save(ctx, arguments,
+    results): saves what the derivative needs. derivative(ctx, *gradients of the results): returns
+    those of all arguments; only the first result is differentiable. fake(*arguments): makes results
+    without data. writes: index of the argument that is overwritten. direct: replaces `body` in
+    calls past the dispatcher. first: replaces it in those of `Door.first`, and may write arguments.
+    changing: index of an argument whose numbers differ from call to call. masked: a body that
+    computes only the results that its last argument, a mask of bools, selects.
     """
 
     schema: str
@@ -53,16 +55,18 @@ class CustomOp:
 
 
 def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
-    """Return `apply` of the Function for all calls; its last argument is (runner, its tensors).
+    """Return `apply` of the Function for all calls: apply(*arguments, (run, tensors)).
 
-    is_first: it returns the first result only.
+    run(arguments, tensors): computes the results. is_first: `apply` returns only the first.
     """
     n_others = _n_others(operator)
-    missing = (None,) * n_others if is_first else ()
+    missing = (None,) * n_others if is_first else ()  # gradients of results that are not returned
     save, derivative = operator.save, functools.partial(derivative_of, operator)
+    # marks: results after the first are returned, not differentiable. is_one: they are left out.
     marks, is_one = n_others and not is_first, n_others and is_first
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        """Compute the results, and save what the derivative needs; inputs: those of `apply`."""
         arguments, (launched, tensors) = inputs[:-1], inputs[-1]
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
@@ -86,19 +90,21 @@ def runner(
     *,
     is_first: bool,
 ) -> Runner:
-    """Return a function that runs calls of one kind with gradients.
+    """Return a function of (arguments, their tensors) that runs calls of one kind with gradients.
 
-    The first call goes through `apply_general` and records its launches and what the node saves;
-    the next ones use a Function made from that. call_through_mode: runs a call under a
-    TorchFunctionMode.
+    The first call goes through `apply_general`, of `general_apply`, and records its launches by
+    `trace` and what the node saves; the next ones use a Function made from that.
+    call_through_mode(arguments): runs a call under a TorchFunctionMode. is_first: return the first
+    result only.
     """
     n_others = _n_others(operator)
     launched: Runner | None = None
-    apply: Callable[..., Any] | None = None
+    apply: Callable[..., Any] | None = None  # of the Function that `record_first` makes
     differentiable: Pick | None = None
     n_functions = torch._C._len_torch_function_stack
 
     def run(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        """Run a call by the Function of its kind, or before that is made, by the general one."""
         if n_functions():
             return call_through_mode(arguments)
         if apply is None:
@@ -108,6 +114,7 @@ def runner(
         return apply((arguments, tensors), *differentiable(tensors))
 
     def record_first(arguments: Sequence[Any], tensors: tuple[Tensor, ...]) -> Any:
+        """Compute the results of the first call; set `launched` and `apply` for the next ones."""
         nonlocal apply, launched, differentiable
         results, launched = trace(arguments)
         if operator.save is not None and (is_first or not n_others):
@@ -121,16 +128,17 @@ def runner(
 
 
 class _Recipe(NamedTuple):
-    """The tensors and values that a node saves."""
+    """The tensors and values that a node saves, by places; a Pick selects from a sequence."""
 
     differentiable: Pick | None  # picks the tensors that require gradients; None: all do
     wanted: Pick  # picks their gradients from those of all arguments
     saved: Pick | None  # picks from (*tensors, *results, None); None: exactly the tensors
-    attributes: dict[str, Any]
+    attributes: dict[str, Any]  # others of ctx, by name
 
 
 class _RecordingContext:
-    """Stands for `ctx` and records what a derivative saves in it."""
+    """Stands for `ctx` and records what an operator saves in it: tensors in `saved`, others as
+    attributes."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved = tensors
@@ -150,6 +158,7 @@ def _recipe(
     all_results = results if isinstance(results, tuple) else (results,)
     place_of = {id(x): place for place, x in enumerate((*tensors, *all_results, None))}
     saved = [place_of.get(id(x)) for x in attributes.pop("saved", ())]
+    # A value that differs from call to call must not become a constant.
     changed = () if operator.changing is None else (arguments[operator.changing],)
     if (
         None in saved
@@ -173,13 +182,15 @@ def _specific_apply(
 ) -> Callable[..., Any]:
     """Return `apply` of a Function of ((arguments, tensors), *tensors that require gradients).
 
-    is_one: the operator has further results, which are not returned.
+    recipe: what it saves, by places. launched(arguments, tensors): computes the results. is_one:
+    there are several, of which only the first is returned.
     """
     saved, wanted = recipe.saved, recipe.wanted
     missing = (None,) * _n_others(operator)
     derivative = functools.partial(derivative_of, operator)
 
     def forward(ctx: Any, call: tuple[Any, tuple[Tensor, ...]], *_: Tensor) -> Any:
+        """Launch a call, (arguments, tensors), and save the tensors that the recipe selects."""
         arguments, tensors = call
         results = launched(arguments, tensors)
         ctx.materialize_grads = False
@@ -206,7 +217,8 @@ def _n_others(operator: CustomOp) -> int:
 
 
 def _class(operator: CustomOp, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    """Make a Function; PyTorch's messages and compression policies show its name."""
+    """Make an autograd.Function; its name is shown by PyTorch's messages, and read by policies of
+    compressed activations."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(_Function)(operator.name, (_Function,), methods)
 
@@ -218,7 +230,7 @@ def _apply_of(node: Any) -> Callable[..., Any]:
 
 
 def derivative_of(operator: CustomOp, ctx: Any, *gradients: Any) -> Any:
-    """Gradients of all arguments from those of the results; all None if the first result's is."""
+    """Return gradients of all arguments from those of the results; all None if the first's is."""
     if operator.derivative is None:
         if any(gradient is not None for gradient in gradients):
             refuse_derivative(operator.name)
@@ -248,12 +260,16 @@ def overload_of(name: str) -> Any:
 
 
 def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., Any]) -> None:
-    """Register the derivative; of an operator that writes, a check that no gradient is lost."""
+    """Register the derivative; of an operator that writes, a check that no gradient is lost.
+
+    kernel(*arguments): the operator's kernel for CPU and GPU, in the same library.
+    """
     if operator.writes is not None:
         library.impl(operator.name, _writing(operator), "Autograd")
         return
 
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Save for `derivative`, as `operator.save` does; `output`: the results."""
         ctx.set_materialize_grads(False)
         if operator.save is not None:
             operator.save(ctx, inputs, output)
@@ -263,9 +279,9 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
     n_arguments = len(overload_of(operator.name)._schema.arguments)
 
     def derivative(ctx: Any, *gradients: Any) -> Any:
-        n_missing = n_arguments - len(
-            ctx.needs_input_grad
-        )  # left out, as they equal their defaults
+        """Return gradients of all arguments from those of the results."""
+        # The dispatcher leaves out arguments that equal their defaults.
+        n_missing = n_arguments - len(ctx.needs_input_grad)
         ctx.needs_input_grad += (False,) * n_missing
         return derivative_of(operator, ctx, *gradients)
 
@@ -287,10 +303,14 @@ class _BypassingLibrary:
         self._library, self._kernel = library, kernel
 
     def impl(self, name: str, autograd: Callable[..., Any], key: str, **options: Any) -> None:
+        """Register `autograd`, the kernel that torch.library made for an operator, behind the
+        bypass; key: the dispatch key, "Autograd"."""
         kernel, is_recording = self._kernel, torch.is_grad_enabled
         needs_gradients, are_plain = torch._C._any_requires_grad, dict[int, bool]()
 
         def bypass(keyset: Any, *arguments: Any) -> Any:
+            """Call the backend's kernel if it is next in the dispatcher's `keyset` and no gradient
+            is needed, else `autograd`."""
             keys = keyset.raw_repr()
             if keys not in are_plain:
                 are_plain[keys] = _is_plain(keyset)
@@ -314,16 +334,17 @@ def _is_traced() -> bool:
 
 
 def _writing(operator: CustomOp) -> Callable[..., Any]:
-    """The Autograd kernel of an operator that writes: refuses to lose a gradient."""
+    """Return the Autograd kernel of an operator that writes: it refuses to lose a gradient."""
 
     def autograd(*arguments: Any) -> Any:
+        """Run the operator, whose argument `written` must not require a gradient."""
         name, written = operator.name, arguments[operator.writes]  # type: ignore[index]
         if torch.is_grad_enabled() and isinstance(written, Tensor) and written.requires_grad:
             expected = "a tensor that requires no gradient, as what it holds is overwritten"
             refuse(f"{NAMESPACE}::{name}", f"argument {operator.writes}", expected, "one that does")
         with torch._C._AutoDispatchBelowAutograd():
             result = overload_of(name)(*arguments)
-        if _is_traced():  # the kernel, which does so, did not run
+        if _is_traced():  # the kernel, which raises the version, did not run
             torch.autograd.graph.increment_version(written)
         return result
 

@@ -5,6 +5,7 @@ Tensors are compared with those of recent calls by PyTorch's TensorGuards, as to
 types, dispatch keys (so modes, transforms, traces, autocast), dtypes, devices, shapes, strides, and
 which require gradients; a tensor that is passed twice never matches. Other arguments are compared
 by their bytes, so 1.0 is not 1. If PyTorch has no TensorGuards, every call takes the slow path.
+`registered` is an operator in torch.ops, which the dispatcher runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KEYS = ("CPU", "CUDA")
 _MAX_ALIKE = 8  # recent calls that differ only in their tensors
 _TRACE_EVERY = 8  # calls of the slow path, of which one is remembered
 _NOTHING: tuple[Any, ...] = ()
-_ABSENT = frozenset([(None,) * n for n in range(9)])
+_ABSENT = frozenset([(None,) * n for n in range(9)])  # (), (None,), ...: all of them are None
 _TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 if _TensorGuards is None:
     LOG.info("fallback: every call is looked up anew: this PyTorch has no TensorGuards")
@@ -70,7 +71,7 @@ class RecentCall(NamedTuple):
     is_like: Callable[..., bool]  # compares tensors
     tensors: Pick  # picks them from the arguments
     absent: Pick | None  # picks the arguments that have to be None
-    run: Runner
+    run: Runner  # of (arguments, the tensors among them)
 
 
 _CallsByKey = dict[object, tuple[RecentCall, ...]]
@@ -79,7 +80,8 @@ _CallsByKey = dict[object, tuple[RecentCall, ...]]
 class RecentCalls:
     """A cache of one operator's calls.
 
-    changing: index of an argument that is not compared.
+    The schema of `registered` says which arguments are tensors. changing: index of an argument that
+    is not compared, as a seed; None: all are.
     """
 
     def __init__(self, registered: Any, changing: int | None) -> None:
@@ -88,7 +90,7 @@ class RecentCalls:
         self._tensors = [i for i in places if _is_tensor(kinds[i])]  # or None
         self._others = pick([i for i in places if not _is_tensor(kinds[i])])
         self._n, self._n_fallbacks = len(kinds), 0
-        # By the bytes of other arguments; without and with grad mode.
+        # One without grad mode, one with: by the `exact` key of the arguments that are no tensors.
         self._calls: tuple[_CallsByKey, _CallsByKey] = {}, {}
         _all.append(self)
 
@@ -102,12 +104,14 @@ class RecentCalls:
         draw: the function lacks the last argument, and appends `draw(arguments[0])`; if that is
         None, it calls `fallback` without it.
         """
+        # Locals are read faster than globals: every call of an operator runs `call`.
         others, calls = self._others, self._calls
         n_modes, is_recording, is_compiling = _n_modes, torch.is_grad_enabled, _is_compiling
         as_bytes, exactly = marshal.dumps, EXACT
         nothing, all_absent = _NOTHING, _ABSENT
 
         def call(*arguments: Any) -> Any:
+            """Run a call as the recent one that matches it, or by `fallback`."""
             if is_compiling() or forward_ad._current_level >= 0 or n_modes():
                 return fallback(*arguments)
             try:
@@ -152,7 +156,7 @@ class RecentCalls:
             recent_call = RecentCall(is_like, tensors, pick(absent) if absent else None, run)
             if len(calls) >= 8 * _MAX_ALIKE:
                 calls.clear()
-            calls[others] = (*known[1 - _MAX_ALIKE :], recent_call)
+            calls[others] = (*known[1 - _MAX_ALIKE :], recent_call)  # in place of the oldest
 
     def forget(self) -> None:
         """Forget all recent calls."""
@@ -167,7 +171,8 @@ def forget() -> None:
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
-    """Return a function that is True for tensors like these; None if PyTorch has no guards."""
+    """Return a function of as many tensors, True if types, dtypes, devices, shapes and strides are
+    those of `tensors`; None if PyTorch has no guards, or there are no tensors."""
     if _TensorGuards is None or not tensors:
         return None
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -180,8 +185,8 @@ class Door:
     """Entry point of an operator: calls its launches, an autograd.Function around them, or, if
     `needs_dispatcher`, PyTorch's dispatcher.
 
-    every: takes the schema's arguments by position. first: returns the first result only; without
-    gradients the others are not computed.
+    operator: its definition. every: takes the schema's arguments by position. first: returns the
+    first result only; without gradients the others are not computed.
     """
 
     def __init__(self, operator: CustomOp, registered: Any) -> None:
@@ -229,7 +234,7 @@ class Door:
         return self._first.run_directly(arguments)
 
     def masked(self, *arguments: Any) -> Sequence[Tensor | None]:
-        """Return results that the last argument, a mask, selects, and None for the others."""
+        """Return all results, None in place of each where the last argument, a mask, is False."""
         results, mask = self._call_masked(*arguments), arguments[-1]
         computed: tuple[Tensor, ...] = results if isinstance(results, tuple) else (results,)
         if len(computed) == len(mask):
@@ -249,7 +254,9 @@ class Door:
 class _DirectCall:
     """A call past the dispatcher: launches, or an autograd.Function around them.
 
-    is_first: returns the first result only; the others are computed if gradients are recorded.
+    body: body(run, *arguments) computes the results. is_first: return the first result only; the
+    others are computed if gradients are recorded. recent: the cache of calls. node: runs a call
+    through autograd.
     """
 
     def __init__(
@@ -268,7 +275,7 @@ class _DirectCall:
         self.node: Callable[..., Any] = self.recent.caller(self._apply_to)  # through autograd
 
     def run_directly(self, arguments: Sequence[Any]) -> Any:
-        """Run a call without the dispatcher; one of some is remembered."""
+        """Run a call without the dispatcher; remember one of every _TRACE_EVERY."""
         is_traced = self.recent.should_trace()
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             results = (
@@ -350,7 +357,7 @@ def needs_dispatcher(arguments: Sequence[Any]) -> bool:
 def name_bad_argument(registered: Any, arguments: Sequence[Any], error: Exception) -> None:
     """Raise an error that names an argument that is no dense tensor, or no list of integers.
 
-    error: what the call with such an argument raised.
+    Return if all are as they should be: `error`, which the call raised, has another cause.
     """
     raise_if_from_handler(error)
     for argument, value in zip(registered._schema.arguments, arguments, strict=False):
@@ -370,7 +377,8 @@ def _are_integers(value: Any) -> bool:
 
 
 def defaults_of(overload: Any) -> tuple[Any, ...]:
-    """Defaults of all arguments; the dispatcher omits arguments that equal them."""
+    """Return the defaults of all arguments, None without one; the dispatcher omits arguments that
+    equal them."""
     return tuple([argument.default_value for argument in overload._schema.arguments])
 
 
@@ -406,13 +414,15 @@ def _library() -> Any:
 
 
 def _kernel(operator: CustomOp) -> Callable[..., Any]:
-    """The kernel for CPU and GPU: a call that matches a recent one goes to its launches."""
+    """Return the operator's kernel for CPU and GPU, a function of its arguments: a call that
+    matches a recent one repeats its launches."""
     overload, masked = overload_of(operator.name), operator.masked
     defaults, recent = defaults_of(overload), RecentCalls(overload, operator.changing)
     # Changing numbers come as a list; a tensor that is written has a new version.
     is_noted = operator.changing is None and operator.writes is None
 
     def fallback(*arguments: Any) -> Any:
+        """Run a call that matches no recent one; remember one of every _TRACE_EVERY."""
         if forward_ad._current_level >= 0:
             refuse_forward_mode(operator.name)
         values = [tuple(value) if type(value) is list else value for value in arguments]
@@ -429,7 +439,7 @@ def _kernel(operator: CustomOp) -> Callable[..., Any]:
 
 
 def _fake(operator: CustomOp) -> Callable[..., Any]:
-    """The kernel for tensors without data: `operator.fake`, or the body with `infer`."""
+    """Return the kernel for tensors without data: `operator.fake`, or the body with `infer`."""
     body = operator.fake or functools.partial(operator.body, infer)
     defaults = defaults_of(overload_of(operator.name))
 

@@ -56,6 +56,7 @@ _GELUS = {
 
 
 def _gelus(approximate: str, bias: Tensor | None) -> Any:
+    """Return the classes of the operator and its gradient."""
     ops = _GELUS.get((approximate, bias is not None))
     if ops is None:
         refuse("cto::gelu", "approximate", "'none' or 'tanh'", shown(approximate))
@@ -80,7 +81,7 @@ def _save_gelu(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
 
 
 def _over_rows(gradient: Tensor, bias: Tensor) -> Tensor:
-    """Return a bias's gradient: the sum over the dimensions along which it is broadcast."""
+    """Return a bias's gradient: that of x + bias, summed over the leading dimensions it lacks."""
     if bias.shape == gradient.shape:
         return gradient
     return gradient.sum(tuple(range(gradient.dim() - bias.dim())))
@@ -111,7 +112,10 @@ def _quick_gelu_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _gated(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, CustomOp]:
-    """A gated activation of two tensors, and the operator of its derivative."""
+    """Return the operator `name`, an activation of `gate` times `value`, and its derivative's.
+
+    forward, gradient: the kernels' operators.
+    """
 
     def body(run: Run, gate: Tensor, value: Tensor) -> Tensor:
         return run(instance(forward), gate, value)
@@ -190,9 +194,14 @@ def _state(state: Any) -> Any:
 def _dropouts(
     name: str, plain: type[Op], biased: type[Op], gradient: type[Op], mask: torch.dtype
 ) -> tuple[CustomOp, CustomOp]:
-    """A dropout and its gradient; mask: the dtype of masks in PyTorch's schema."""
+    """Return the operator `name`, a dropout of x + bias, plus a residual, and its gradient's.
+
+    plain, biased, gradient: the kernels' operators, without bias and residual, with them, and of
+    the gradient. mask: the dtype of masks in PyTorch's schema.
+    """
 
     def draw(run: Run, *arguments: Any) -> Any:
+        """Return (result, mask), or the result alone if `run` computes only that."""
         x, bias, residual, p, state = arguments
         if bias is None and residual is None:
             return run(instance(plain), x, p, True, state)
@@ -226,7 +235,7 @@ def _dropouts(
         drawn, bias = ctx.saved_tensors
         _, of_bias, of_residual, *_ = ctx.needs_input_grad
         dx = DOORS[f"{name}_backward"].every(dy, drawn, ctx.p)
-        dbias = _over_rows(dx, bias) if of_bias else None
+        dbias = _over_rows(dx, bias) if of_bias else None  # d (x + bias) = dx
         return dx, dbias, dy if of_residual else None, None, None
 
     schema = (
@@ -243,6 +252,8 @@ def _dropouts(
 
 
 def _coders(codec: Codec) -> tuple[CustomOp, CustomOp]:
+    """Return the operators encode_<codec>, of a tensor, and decode_<codec>, of its codes."""
+
     def encode(run: Run, x: Tensor) -> Tensor:
         return run(instance(codec.encoder, **codec.fixed), x)
 
@@ -260,6 +271,7 @@ def _coders(codec: Codec) -> tuple[CustomOp, CustomOp]:
     )
 
 
+# Codecs whose codes have a size that depends on shape and dtype only.
 FIXED_SIZE = tuple([codec for codec in CODECS.values() if not codec.leaves_room])
 DOORS = register(
     (

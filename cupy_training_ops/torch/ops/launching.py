@@ -4,6 +4,10 @@
 Bodies of registered operators take either as an argument. What a launch needs is looked up once for
 each set of dtypes, shapes, alignments and devices; later calls allocate and queue. `trace` runs a
 body and returns a function that repeats its launches in calls of the same kind.
+
+op: an operator of this package, as LayerNormalization(axis=-1). outputs: names of the results to
+compute; None: all. joins: results after the first may be slices of one tensor, which is returned in
+their place. Numbers are arguments of kernels that are no arrays.
 """
 
 from __future__ import annotations
@@ -28,23 +32,23 @@ from ..coding import ALIGNED, REUSED_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
 Runner = Callable[..., Any]  # of all arguments, and of the tensors among them
-Maker = Callable[[], Any]
+Maker = Callable[[], Any]  # allocates a result
 Numbers = Callable[[Sequence[Any]], Sequence[object]]  # arguments -> the launches' numbers
-Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
-# Which results are computed; JOINED: those after the first may be slices of one tensor.
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]  # a sequence -> some of its items
+# Which results a body computes. JOINED: all; those after the first may be slices of one tensor.
 EVERY, FIRST, JOINED = range(3)
 
 
 class Bypass(NamedTuple):
-    """Settings of a launcher that takes the arguments of a body, and replaces it."""
+    """Settings of a launcher that takes the arguments of an operator's body, and replaces it."""
 
     fallback: Callable[[Sequence[Any]], Any]  # if a tensor is unaligned or empty
-    has_none: bool  # whether the address 0 follows those of tensors
+    has_none: bool  # an argument may be None: the address 0 follows those of tensors
     changing: int | None  # index of numbers that have to be a tuple
 
 
 class Ready(NamedTuple):
-    """A launcher of an operator's inputs, its call, and the indices of arrays."""
+    """An operator's launcher, the prepared call that it launches, and which inputs are arrays."""
 
     run: Runner  # of inputs, tensors, and their addresses if they are known
     call: KernelCall
@@ -58,9 +62,9 @@ _HOSTS = (int, bool, tuple)  # types of host inputs that are part of a key
 _NUMBERS = (int, float, tuple)  # types of those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
-_ready: dict[object, Ready | None] = {}
-_instances: dict[tuple[type[Op], bytes], Op] = {}
-_workspaces: dict[object, dict[int, Tensor]] = {}
+_ready: dict[object, Ready | None] = {}  # by the key of `_launch`; None: there is no launcher
+_instances: dict[tuple[type[Op], bytes], Op] = {}  # by class and attributes
+_workspaces: dict[object, dict[int, Tensor]] = {}  # by kind of memory, then by stream
 
 
 def instance(cls: type[Op], **attributes: Any) -> Any:
@@ -80,7 +84,7 @@ def instance(cls: type[Op], **attributes: Any) -> Any:
 
 
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """Return the operator's result or a tuple of results; `outputs` names some, None all."""
+    """Compute an operator's results; return one, or a tuple."""
     return _launch(op, inputs, outputs)[0]
 
 
@@ -99,7 +103,7 @@ _LAUNCHES = (launch, _launch_first, _launch_joined)  # of EVERY, FIRST, JOINED
 def _launch(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, *, joins: bool = False
 ) -> tuple[Any, Sequence[Any], Ready | None]:
-    """Return results, the inputs made contiguous, and the launcher if there is one.
+    """Return (results, inputs made contiguous, launcher or None).
 
     Compilers pad rows and callers slice them, so strided tensors are copied.
     """
@@ -146,7 +150,8 @@ def _is_on_gpu(inputs: Sequence[Any]) -> bool:
 
 
 def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
-    """Return empty tensors like the results; shapes may be symbolic."""
+    """Return empty tensors with the shapes, dtypes and device of the results of `launch`; shapes
+    may be symbolic."""
     device = next(value.device for value in inputs if isinstance(value, Tensor))
     inputs += (None,) * (len(op.inputs) - len(inputs))
     specs: Any = op.infer(*[_spec(value) for value in inputs])
@@ -175,9 +180,11 @@ def _unpack(results: Any) -> Any:
 
 
 def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | None:
-    """Addresses of the contiguous tensors, 0 for other inputs; extends `key` by what they are.
+    """Return the addresses of the contiguous tensors, 0 for other inputs; extend `key` by dtype,
+    shape, device and alignment of the tensors, and by the values of the others.
 
-    None if an input needs the slow path.
+    None if there can be no launcher: a tensor is empty or its negative bit is set, or another input
+    is of a type without a key.
     """
     addresses = []
     for place, value in enumerate(inputs):
@@ -212,9 +219,10 @@ def launcher(
 ) -> Runner:
     """Return a function that allocates results and queues launches on PyTorch's current stream.
 
+    It takes (arguments, their tensors, addresses if they are known). call: the prepared launches.
     slots: for each array of the call, the index of its address in [n_arguments addresses, *parts].
-    parts: (slot, nbytes): the address of a slot + nbytes. joins: allocate results after the first
-    as slices of one tensor, if they can be.
+    parts: (slot, nbytes), the address of a slot + nbytes. numbers(arguments): numbers of the
+    launches. bypass: for arguments of a body; None: they are the operator's inputs.
     """
     backend, device, ready = call.backend, call.device, call.ready
     makers = call.makers
@@ -236,6 +244,10 @@ def launcher(
     def run(
         inputs: Sequence[Any], tensors: Sequence[Tensor], addresses: list[int] | None = None
     ) -> Any:
+        """Allocate results, queue the launches, and return the results: one, or a tuple.
+
+        addresses: of all inputs, 0 for those that are no tensors; None: those of `tensors`.
+        """
         if addresses is None:
             addresses = [*map(address, tensors)]
             for at in addresses:
@@ -269,8 +281,11 @@ def launcher(
 def _maker_of_several(
     makers: Sequence[Maker], slices: Sequence[int]
 ) -> Callable[[list[int]], tuple[Any, ...]]:
-    """Return a function that makes several results and appends their addresses to a list,
-    followed by those of the last result's slices. For two results it has no loop."""
+    """Return a function that makes several results and appends their addresses to a list, then
+    those of the last result's slices. For two results it has no loop.
+
+    makers: allocate a result each. slices: bytes from the last result's start to each slice.
+    """
 
     def some(addresses: list[int]) -> tuple[Any, ...]:
         results = tuple([make() for make in makers])
@@ -294,7 +309,7 @@ def _maker_of_several(
 
 
 def _joint_spec(specs: Sequence[Spec]) -> Spec | None:
-    """The spec of one tensor whose slices are the results: n of shape (4,) -> (n, 4).
+    """Return the spec of one tensor whose slices are the results: n of shape (4,) -> (n, 4).
 
     None if the results differ, or if slices would not be aligned.
     """
@@ -309,12 +324,15 @@ def _address_order(
 ) -> Callable[[list[int]], Sequence[int]] | None:
     """Return a function from addresses of arguments and new results to those of the launches.
 
-    None if they are the same. Results that are not computed have the address 0.
+    slots: for each input array of the call, the index of its address among the first n_arguments.
+    None if the function would change nothing. Results that are not computed have the address 0.
     """
+    # For inputs, then results: the index of the address; -1: not computed.
     places, n = [*slots], n_arguments
     for result in call.prepared.results:
         places.append(n if result.spec is not None else -1)
         n += result.spec is not None
+    # `direct`: arrays whose addresses are kernel arguments.
     order = [places[place] for place in sorted(call.ready.direct)]
     if order == list(range(n)):
         return None
@@ -334,6 +352,7 @@ class _Workspaces:
         self._ready, self._backend, self._device = call.ready, call.backend, call.device
         self._nbytes = nbytes = call.workspace_nbytes
         self._make = call.backend.maker(Spec((nbytes,), UINT8), call.device)
+        # Calls with as much memory, of which as much is zeroed, share it.
         form = (call.backend, call.device, call.ready.zeros_nbytes, nbytes)
         self._is_reused = nbytes <= REUSED_NBYTES
         self._free: dict[int, Tensor] = _workspaces.setdefault(form, {})
@@ -354,7 +373,8 @@ class _Workspaces:
 def _prepare(
     op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins: bool
 ) -> Ready | None:
-    """Make a call's launcher; None if the call is more than launches over tensors of one GPU."""
+    """Make the launcher of calls of `op` like this one; None if they are more than launches over
+    tensors of one GPU."""
     foreign = ForeignArrays(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, foreign)
     if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
@@ -373,7 +393,8 @@ def _prepare(
 
 
 def compute(body: Callable[..., Any], arguments: Sequence[Any], which: int = EVERY) -> Any:
-    """Run a body; `which` of its results are computed: EVERY, FIRST or JOINED."""
+    """Run a body, a function of a Run and its arguments, and return its results: EVERY, only the
+    FIRST, or those after the first JOINED, as `which` says."""
     return body(_LAUNCHES[which], *arguments)
 
 
@@ -383,7 +404,8 @@ def trace(
     """Run a body; return its results, and a function for calls that `RecentCalls` matches.
 
     If the body only passes its own tensors to one operator and returns the results, that function
-    launches without the body. changing: index of a tuple of numbers that may differ.
+    launches without the body. which: EVERY, FIRST or JOINED. changing: index of an argument, a
+    tuple of numbers, that may differ in these calls.
     """
     # A tensor that is passed twice becomes two, so that identities identify arguments.
     arguments = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
@@ -418,8 +440,8 @@ def _bypassing_launcher(
 ) -> Runner | None:
     """Make a launcher that takes a body's arguments, and runs without the body.
 
-    inputs: those of the operator that the body called. None if one is neither an argument nor a
-    slice of one.
+    inputs: those of the operator that the body called. ready: the operator's launcher. None if an
+    input is neither an argument nor a slice of one.
     """
     tensors = [i for i, value in enumerate(arguments) if isinstance(value, Tensor)]
     if any(arguments[place].data_ptr() % ALIGNED for place in tensors):
@@ -478,10 +500,8 @@ def _bypassing_numbers(
 
 
 def exact(values: Sequence[Any]) -> object:
-    """A key that only equal values have; None if one is mutable or of an unknown type.
-
-    A torch.Size equals a tuple.
-    """
+    """Return a key that only equal values have, 1 and 1.0 being different; None if one is neither
+    plain (`is_plain`) nor a dtype or torch.Size, which equals a tuple."""
     plain = [tuple(value) if type(value) is torch.Size else value for value in values]
     dtypes = [value if type(value) is torch.dtype else None for value in plain]
     if any(dtypes):
@@ -496,5 +516,5 @@ def pick(places: Sequence[int]) -> Pick:
     """Return a function from a sequence to the tuple of its items at these places."""
     if len(places) > 1:
         return itemgetter(*places)
-    start = places[0] if places else 0
+    start = places[0] if places else 0  # a slice makes a tuple of one item, or none
     return itemgetter(slice(start, start + len(places)))

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Cross-entropy of a linear layer, which never has all scores in memory.
 
-For each chunk of rows it computes scores, their gradient in the same memory, and adds to the
-gradients of the layer.
+For each chunk of rows it computes scores = hidden @ weight.T + bias, their gradient in the same
+memory, and adds to the gradients of the layer. Shapes here: hidden (rows, features), weight
+(classes, features), bias (classes,), target (rows,) with classes or (rows, classes) with
+probabilities, class_weight (classes,). Where a row's loss has a shape `...`: weight (classes * ...,
+features), target (rows, ...) or (rows, classes, ...). ignore_index: class whose rows do not count.
+terms: label_smoothing, lse_square_scale, softcap. is_measured: z-losses and predicted classes are
+computed too. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. dloss: gradient of the
+loss. Bodies ignore their Run: they call operators over chunks themselves.
 """
 
 from __future__ import annotations
@@ -28,18 +34,19 @@ from .dispatch import register
 from .launching import Run
 from .losses import TERMS, loss_operator, scale_gradients
 
-# Of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
+# Bytes of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
-SCALE = 1024
+SCALE = 1024  # factor of gradients of scores where float16 sums them: few become subnormal
 MOST = 2**15  # bound of sums, which float16 can represent
 _ROWS = 128  # a chunk has whole tiles of a matrix product
-MOST_APART = 128  # rows
+MOST_APART = 128  # rows of `_Sums.apart`
 
 
 def chunks(n_rows: int, row_nbytes: int, most_rows: int = 0) -> Iterator[slice]:
-    """Yield slices of rows, nearly equal, of about CHUNK_NBYTES, and whole multiples of _ROWS.
+    """Yield slices that cover n_rows rows: nearly equal, about CHUNK_NBYTES, multiples of _ROWS.
 
-    most_rows: of a slice, which then has as many, whatever their bytes; 0: no bound.
+    row_nbytes: bytes of one row, of scores or of what else is processed in chunks. most_rows: rows
+    of each slice, whatever their bytes; 0: no bound.
     """
     n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
     step = most_rows or max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
@@ -47,13 +54,19 @@ def chunks(n_rows: int, row_nbytes: int, most_rows: int = 0) -> Iterator[slice]:
 
 
 class _Sums:
-    """Gradients of hidden, weight and bias, summed over chunks; empty if they are not needed.
+    """Gradients of hidden, weight and bias, summed over chunks; `results` has all three, an empty
+    tensor for each that the mask does not select.
 
     The sum for a 16-bit weight is float16, in the memory of its gradient: bfloat16 would round it
-    to 8 bits at each chunk. To stay within float16, gradients of scores are multiplied by SCALE (so
-    that small ones are normal numbers), columns of `hidden` are divided by their largest element,
-    and sums are scaled by the number of rows, which bounds them. The rows with the largest
-    elements, beside which others would lose bits, are `apart`: they are added last, unscaled.
+    to 8 bits at each chunk. To stay within float16 it is
+
+        weight_sums = unit * sum over rows of dscores.T @ (hidden / largest)
+
+    largest: the largest magnitude of each column of hidden. unit: bounds the sums by MOST, as it is
+    MOST / headroom / rows, or less. dscores: gradients of scores, which `add` gets times `scale`,
+    so that small ones are normal numbers of float16. apart: indices of rows with the largest
+    elements, beside which others would lose bits, or None: `add` gets 0 as their gradients, and
+    `add_apart` adds them last, unscaled.
     """
 
     def __init__(
@@ -63,7 +76,12 @@ class _Sums:
         n_chunks: int,
         headroom: int,
     ) -> None:
-        """Allocate; headroom: gradients of scores are at most that."""
+        """Allocate the sums.
+
+        inputs: hidden, weight, and bias or None. mask: which of their gradients are computed.
+        n_chunks: how often `add` is called. headroom: bound of the magnitudes of gradients of
+        scores.
+        """
         hidden, self.weight, bias = inputs
         assert hidden is not None
         gradients = [
@@ -95,9 +113,13 @@ class _Sums:
             self.weight_sums.zero_()
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
-        """Add a chunk's gradients; gradient: that of its scores."""
+        """Add a chunk's gradients.
+
+        hidden: the chunk's rows of it. gradient: of their scores, times `scale`; overwritten.
+        """
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
+            # gradient @ weight / scale, without another array.
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
@@ -108,12 +130,13 @@ class _Sums:
                 torch.div(hidden, self.largest, out=relative)
                 relative.clamp_(-1, 1)  # rows apart, whose gradient is 0 here, may be infinite
                 factors = _to_half(gradient), relative
+            # beta: the first chunk overwrites, others add.
             self.weight_sums.addmm_(
                 factors[0].t(), factors[1], beta=int(rows.start > 0), alpha=alpha
             )
 
     def divide(self, divisor: Tensor) -> None:
-        """Undo the scales, and divide all gradients by the loss's divisor."""
+        """Undo the scales, and divide all gradients by a number, a tensor of shape ()."""
         if self.of_hidden is not None:
             self.of_hidden /= divisor
         if self.of_bias is not None:
@@ -125,7 +148,10 @@ class _Sums:
                 torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
 
     def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
-        """Add the rows `apart`, after `divide`; gradient: that of their scores, divided."""
+        """Add the gradients of the rows `apart`, after `divide`.
+
+        hidden: these rows of it. gradient: of their scores, divided already, without `scale`.
+        """
         assert self.of_weight is not None
         self.of_weight.addmm_(gradient.t(), hidden)
         if self.of_hidden is not None:
@@ -162,12 +188,13 @@ def _linear_cross_entropy(
 ) -> tuple[Tensor, ...]:
     """Return the loss and the gradients of hidden, weight and bias.
 
-    chunk_rows: of a chunk; 0: as many as have CHUNK_NBYTES. is_measured: followed by z-loss and
-    predicted classes.
+    dtype: of the loss; None: that of hidden. mask: which of the three gradients are computed; the
+    others are empty. is_measured: append z-loss, reduced as the loss, and predicted classes.
     """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
     wide = _wide(hidden)
+    # Loss and gradients are computed divided by `largest`; `divisor` undoes that and is the mean's.
     class_weight, largest = _bounded_classes(class_weight, target, wide)
     terms = label_smoothing, lse_square_scale, softcap
     targets = _targets_of(
@@ -207,7 +234,10 @@ def _row_losses(
     *,
     is_measured: bool = False,
 ) -> Any:
-    """Return each row's loss; scores are computed again for gradients."""
+    """Return each row's loss, of shape (rows, ...); scores are computed again for gradients.
+
+    is_measured: return (losses, z-losses, predicted classes), all of that shape.
+    """
     wide = _wide(hidden)
     class_weight = _as(class_weight, wide)
     terms = label_smoothing, lse_square_scale, softcap
@@ -239,7 +269,11 @@ def _row_gradients(
     chunk_rows: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of hidden, weight and bias from those of the rows' losses."""
+    """Return the gradients of hidden, weight and bias, empty where the mask is False.
+
+    dloss: the gradients of the rows' losses, (rows, ...).
+    """
+    # Gradients are computed divided by `largest * largest_slope`; `divisor` undoes that.
     wide = _wide(hidden)
     class_weight, largest = _bounded_classes(class_weight, target, wide)
     slopes, largest_slope = _bounded(dloss, wide)
@@ -256,10 +290,11 @@ def _row_gradients(
 def _bounded_classes(
     class_weight: Tensor | None, target: Tensor, wide: torch.dtype
 ) -> tuple[Tensor | None, Any]:
-    """Return weights of classes, and the number to divide losses by for gradients of at most 1.
+    """Return (class weights or None, bound): of losses / bound, gradients of scores are at most 1.
 
-    For classes the weights are divided by it, as they multiply all of a row's loss; of
-    probabilities it bounds the sum of a row's shares.
+    Against classes the weights are returned divided by the bound, their largest, as they multiply
+    all of a row's loss. Against probabilities it is the largest sum of a row's probabilities times
+    the largest weight, and the caller divides. wide: dtype of both results.
     """
     if not target.is_floating_point():
         return _bounded(class_weight, wide)
@@ -282,7 +317,8 @@ def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
-    """Return x divided by its largest element, and that, so that gradients fit into float16."""
+    """Return (x / bound, bound), the bound being x's largest magnitude, 1 if that is 0, so that
+    gradients fit into float16; (None, 1) without x. wide: dtype of both."""
     if x is None:
         return None, 1
     x = x.to(wide)
@@ -294,8 +330,9 @@ def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
 class _Targets(NamedTuple):
     """Targets of all rows, with the operator of their losses.
 
-    Probabilities have `row_weights`, which are 0 where a row is left out; classes have `slopes`,
-    the gradients of the rows' losses. measures: z-loss and predicted classes, which are computed.
+    row_weights: only of probabilities, (rows, ...): factors of losses, 0 where a row is left out.
+    slopes: only of classes, (rows, ...): factors of the gradients of scores, or None. measures:
+    tensors that `compute` fills, of z-losses and of predicted classes, or None.
     """
 
     op: Any
@@ -308,16 +345,17 @@ class _Targets(NamedTuple):
 
     @property
     def headroom(self) -> int:
-        """Return the bound of gradients of scores, for logarithms up to 15 / lse_square_scale."""
+        """Return a bound of |d loss / d score|: 1 without a z-loss s lse^2, else 1 + 2 s |lse|,
+        which is below 32 for |lse| up to 15 / s."""
         return 32 if self.op.lse_square_scale else 1
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
-        """Return the shape of the rows' losses."""
+        """Return the shape of the rows' losses, (rows, ...)."""
         return tuple((self.target if self.row_weights is None else self.row_weights).shape)
 
     def without(self, rows: Tensor) -> _Targets:
-        """Return targets of which some rows do not count."""
+        """Return targets of which some rows do not count; rows: their indices."""
         if self.row_weights is not None:
             return self._replace(row_weights=self.row_weights.index_fill(0, rows, 0))
         return self._replace(target=self.target.index_fill(0, rows, self.ignore_index))
@@ -325,7 +363,11 @@ class _Targets(NamedTuple):
     def compute(
         self, scores: Tensor, rows: slice | Tensor, scale: Tensor, *, overwrites: bool
     ) -> Tensor:
-        """Return the loss of some rows; their gradient overwrites the scores."""
+        """Return the loss of some rows: their sum, or one of each row, as `op.reduction` says.
+
+        scores: of these rows, (rows, classes, ...). overwrites: write their gradient, times
+        `scale`, a tensor of shape (1,), over them.
+        """
         target, others = self.target[rows], self.ignore_index
         if self.row_weights is not None:
             others = self.row_weights[rows]
@@ -343,6 +385,7 @@ class _Targets(NamedTuple):
         if self.measures is not None:
             z_loss, predicted = self.measures
             _add(z_loss, rows, results[2])
+            # -1 in a pass in which the row does not count.
             predicted[rows] = torch.maximum(predicted[rows], results[3])
         return results[0]
 
@@ -357,7 +400,10 @@ def _targets_of(
     *,
     is_measured: bool = False,
 ) -> _Targets:
-    """Return targets with the operator of their losses, which are reduced, in a wide type."""
+    """Return targets with the operator of their losses, which are float32, or float64 as hidden.
+
+    reduction: "sum" or "none".
+    """
     wide, is_dense = _wide(hidden), target.is_floating_point()
     kind: Any = MeasuredCrossEntropyLossAndGrad if is_measured else CrossEntropyLossAndGrad
     kind = DenseCrossEntropyLossAndGrad if is_dense else kind
@@ -373,7 +419,7 @@ def _targets_of(
 
 
 def _add(total: Tensor, rows: slice | Tensor, of_rows: Tensor) -> None:
-    """Add numbers of some rows, or their sum, to those of all."""
+    """Add of_rows, a number for each of `rows` or their sum, to a total: (rows, ...) or ()."""
     if total.dim():
         total[rows] += of_rows
     else:
@@ -387,10 +433,11 @@ def _sum_chunks(
     divisor: Any,
     chunk_rows: int,
 ) -> tuple[Tensor, ...]:
-    """Return the loss, a sum or one of each row, and gradients of the layer, divided.
+    """Return the loss, a sum or one of each row, and the gradients of hidden, weight and bias.
 
-    Rows whose loss has a shape have their classes in a weight of shape (classes * ..., features).
-    Chunks are summed without the rows of `sums.apart`, divided, and then those rows are added.
+    layer: hidden, weight, bias. mask: which gradients are computed; the others are empty. divisor:
+    of the gradients only, a number or tensor of shape (). Chunks are summed without the rows of
+    `sums.apart`, divided, and then those rows are added.
     """
     hidden, weight, _ = layer
     wide, is_each = _wide(hidden), targets.op.reduction == "none"
@@ -419,7 +466,11 @@ def _add_chunk(
     scale: Tensor,
     loss: Tensor,
 ) -> None:
-    """Add the loss of some rows to `loss`, and their gradients to `sums`."""
+    """Add the loss of some rows to `loss`, and their gradients to `sums`.
+
+    rows: a chunk; or indices, those of `sums.apart`. scale: factor of gradients of scores, of shape
+    (1,).
+    """
     hidden, weight, bias = layer
     scores = linear(hidden[rows], weight, bias)
     extents = targets.rows_shape[1:]
@@ -436,7 +487,8 @@ def _add_chunk(
 def _count(
     target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Return the divisor of a mean: the sum of the rows' weights, or 1 where it is 0."""
+    """Return the divisor of a mean, of shape (): the sum of the class weights of the rows' targets,
+    or their number without weights; 1 where that is 0."""
     counts = target != ignore_index
     if class_weight is None:
         return counts.sum().clamp(min=1)
@@ -444,6 +496,9 @@ def _count(
     weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
     total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
     return total.masked_fill_(total == 0, 1)
+
+
+# ---- results without values, for torch.compile; arguments: those of the operator's schema --------
 
 
 def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
@@ -465,9 +520,10 @@ def _fake_measured_linear(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_row_losses(*arguments: Any) -> Tensor:
+    """Return an empty tensor of the shape and dtype of the rows' losses."""
     hidden, _, target, _, _, dtype, *_ = arguments
     shape = target.shape
-    if target.is_floating_point():
+    if target.is_floating_point():  # probabilities, (rows, classes, ...)
         shape = (*shape[:1], *shape[2:])
     return hidden.new_empty(shape, dtype=dtype or hidden.dtype)
 
@@ -482,12 +538,17 @@ def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     return _fake_gradients((hidden, weight, bias), arguments[-1])
 
 
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    """Save the mask of gradients, and the three gradients, that the forward pass computed."""
     ctx.mask = tuple(arguments[7])
     ctx.save_for_backward(*results[1:4])
 
 
 def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return gradients of all arguments: those that were saved, times the loss's, and None."""
     pairs = zip(ctx.saved_tensors, ctx.mask, strict=True)
     scaled = iter(
         scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
@@ -503,6 +564,7 @@ def _save_rows(ctx: Any, arguments: Sequence[Any], _: Any) -> None:
 
 
 def _rows_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return gradients of all arguments from those of the rows' losses, with new scores."""
     hidden, weight, target, bias, class_weight = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[1], needs[3])

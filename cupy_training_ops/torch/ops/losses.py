@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy against classes; the forward pass also computes the gradient of the scores.
+"""Cross-entropy of scores; the forward pass also computes the gradient of the scores.
 
 d loss / d scores is a second result, which the derivative multiplies in place by the loss's
-gradient. Cross-entropy of a linear layer never has all scores in memory: for each chunk of rows it
-computes scores, their gradient in the same memory, and adds to the gradients of the layer.
+gradient. run(operator, *inputs): `launch`, or `infer` for results without data. scores: (rows,
+classes, ...). target: classes, (rows, ...), or probabilities, of the scores' shape. weight: of the
+classes, (classes,), or None. ignore_index: class whose rows do not count. reduction: "mean", "sum"
+or "none". dtype: of the loss; None: that of the scores. terms: label_smoothing, lse_square_scale,
+softcap, or none of them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ _ARGUMENTS = (
     "ScalarType? dtype=None"
 )
 TERMS = "float label_smoothing=0.0, float lse_square_scale=0.0, float softcap=0.0"
+# Returns whether the running backward pass retains its graph, which may then run once more.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
@@ -40,6 +44,7 @@ def loss_operator(
     *terms: float,
     kind: Any = CrossEntropyLossAndGrad,
 ) -> Any:
+    """Return the operator of a loss; kind: its class."""
     output_type = None if dtype is None else str(dtype).removeprefix("torch.")
     named = dict(zip(("label_smoothing", "lse_square_scale", "softcap"), terms, strict=False))
     return instance(kind, reduction=reduction, output_type=output_type, **named)
@@ -57,6 +62,10 @@ def _loss_and_gradient(
     outputs: Sequence[str] | None = None,
     kind: Any = CrossEntropyLossAndGrad,
 ) -> Any:
+    """Return the loss against classes and d loss / d scores, or the results that `outputs` names.
+
+    kind: the operator's class.
+    """
     inputs = (scores, target, weight, ignore_index, None)
     return run(loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
 
@@ -75,7 +84,8 @@ def _dense_loss(
     *terms: float,
     outputs: Sequence[str] | None = None,
 ) -> Any:
-    """Return the loss against probabilities, and gradients by names of `outputs`."""
+    """Return the loss against probabilities and the gradients of scores and target, or the results
+    that `outputs` names."""
     op = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad)
     return run(op, scores, target, weight, None, None, outputs=outputs)
 
@@ -90,7 +100,7 @@ def _in_place(
     dtype: torch.dtype | None,
     *terms: float,
 ) -> Tensor:
-    """Return the loss; the gradient overwrites the scores."""
+    """Return the loss against classes; the gradient of the scores overwrites them."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
     inputs = (whole, target.contiguous(), weight, ignore_index, None)
@@ -106,6 +116,7 @@ def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
 
 
 def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return gradients of all arguments: None for all but the scores."""
     if ctx.needs_input_grad[2]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
@@ -119,16 +130,22 @@ def _save_both(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
 
 
 def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return gradients of all arguments: None for all but scores and target."""
     if ctx.needs_input_grad[2]:
         expected = "a tensor that requires no gradient"
         refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
     gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    # Two tensors, or one of both.
     dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
     return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Multiply gradients by the loss's, or each row's; in place unless the graph is retained."""
+    """Return gradients times dloss; in place unless the graph is retained.
+
+    name: the operator's, for errors. dloss: gradient of the loss, () or (rows, ...). gradients: of
+    the loss or of the rows' losses, (rows, classes, ...).
+    """
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
     slope = dloss.unsqueeze(1) if dloss.dim() else dloss
@@ -161,19 +178,25 @@ def _check_overwriting(_: Run, x: Tensor) -> Tensor:
 
 
 def _fake_check(x: Tensor) -> Tensor:
+    """Refuse scores that cannot be overwritten; the result, an empty tensor, has no meaning."""
     if x.requires_grad:
         refuse_overwriting(x)
     return x.new_empty(0)
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a gradient by a float32 tensor of shape (), and return it."""
     instance(ScaleInPlace)(gradient, factor.resolve_neg())
     torch.autograd.graph.increment_version(gradient)
     return gradient
 
 
 def _losses(prefix: str, terms: str) -> tuple[CustomOp, ...]:
-    """The loss with its gradient, alone, and in place."""
+    """Return three operators of a loss against classes: with the gradient of the scores, without
+    it, and with it in place of the scores.
+
+    prefix: of their names. terms: text of further arguments in their schemas.
+    """
     arguments = f"{_ARGUMENTS}{terms}"
     return (
         CustomOp(

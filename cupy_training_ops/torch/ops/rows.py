@@ -2,6 +2,11 @@
 """Operators over rows and channels: softmax and its logarithm, norms, embeddings.
 
 The gradient of an embedding is deterministic: its order of addition depends only on the indices.
+
+Bodies compute by run(operator, *inputs): `launch`, or `infer` for results without data. In norms x
+has shape (..., *row), weight and bias have `row`; mean and inv_std, of the forward pass, have one
+number for each row, of a batch norm one for each channel. mask: which of the gradients of (x,
+weight, bias, residual) are computed, without those that a norm lacks. momentum and eps: PyTorch's.
 """
 
 from __future__ import annotations
@@ -34,7 +39,10 @@ from .launching import Run, infer, instance
 
 
 def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, CustomOp]:
-    """A softmax, whose derivative uses its result, and the operator of its derivative."""
+    """Return the operator `name`, whose derivative uses its result, and that of its derivative.
+
+    forward, gradient: the kernels' operators.
+    """
 
     def body(run: Run, x: Tensor, dim: int) -> Tensor:
         return run(instance(forward, axis=dim), x)
@@ -63,7 +71,7 @@ def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Custom
 
 
 def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
-    """Check that `x` has rows of shape `row`; return the weight, or ones."""
+    """Check that `x` has shape (..., *row); return the weight, or ones. name: for an error."""
     if not row or x.shape[-len(row) :] != tuple(row):
         expected = f"a shape that ends in {tuple(row)}"
         refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
@@ -71,6 +79,7 @@ def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> T
 
 
 def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
+    """Return (result, inv_std), or what `run` computes of these."""
     scale = _scale("rms_norm", x, row, weight)
     op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
     return run(op, x, scale)
@@ -85,6 +94,8 @@ def _rms_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
+    """Return the gradients of x and weight that the mask selects: a tensor, or a tuple of both or
+    none."""
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -98,6 +109,7 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Any:
+    """Return (result, mean, inv_std), or what `run` computes of these."""
     op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
     return run(op, x, _scale("layer_norm", x, row, weight), bias)
 
@@ -112,6 +124,8 @@ def _layer_norm_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
+    """Return the gradients of x, weight and bias that the mask selects: a tensor, or a tuple of
+    several or none."""
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
     return _of_mask(run, op, inputs, mask)
@@ -126,20 +140,27 @@ def _pair_gradients(
     pair: Tensor,
     mask: Sequence[bool],
 ) -> Any:
-    """Gradients where mean and inv_std are slices of one tensor, as JOINED results are."""
+    """Return the gradients of x, weight and bias that the mask selects; pair: mean and inv_std as
+    one tensor, as a launch returns them that joins results."""
     mean, inv_std = pair.unbind()
     return _layer_norm_gradients(run, dy, x, row, weight, mean, inv_std, mask)
 
 
 def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
-    """Compute the gradients that the mask selects: one, or a tuple."""
+    """Compute the gradients that the mask selects: a tensor, or a tuple of several or none.
+
+    op: an operator of gradients, as many as the mask has items. inputs: of `op`.
+    """
     outputs = [output.name for output in op.outputs]
     names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
     return run(op, *inputs, outputs=names) if names else ()
 
 
 def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """Make a body that returns an empty tensor for each gradient that is not selected."""
+    """Make a body that returns an empty tensor for each gradient that is not selected.
+
+    gradients: a body whose last argument is the mask, and which returns what `_of_mask` does.
+    """
 
     def body(run: Run, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
         gradient = gradients(run, dy, *others)
@@ -149,10 +170,17 @@ def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]
     return body
 
 
+# The operator of the derivative, by the number of tensors that have mean and inv_std.
 _OF_STATISTICS = {1: "layer_norm_backward_of_pair", 2: "layer_norm_backward"}
 
 
+# A `_save...` saves in ctx what the `..._derivative` needs of the operator's arguments and results.
+# A derivative returns a gradient for each argument, None where there is none: `needs`, in the order
+# of the operator's schema, says which have one.
+
+
 def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    """Save x, the weight and inv_std for the derivative."""
     x, row, weight, _ = arguments
     _, inv_std = results
     ctx.row = tuple(row)
@@ -160,13 +188,15 @@ def _save_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
 
 
 def _save_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    """Save x, the weight, and mean and inv_std, two tensors or one of both, for the derivative."""
     x, row, weight, _, _ = arguments
-    _, *statistics = results  # one tensor, or two
+    _, *statistics = results
     ctx.row = tuple(row)
     ctx.save_for_backward(x, weight, *statistics)
 
 
 def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+    """Return the gradients of (x, row, weight, eps), the second and last None."""
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
@@ -175,6 +205,7 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
 
 
 def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return the gradients of (x, row, weight, bias, eps), the second and last None."""
     x, weight, *statistics = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
@@ -184,15 +215,17 @@ def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
 
 
 def _has_channels_last(x: Tensor) -> bool:
+    """Return True for (N, C, ...) that lies in memory as contiguous (N, ..., C)."""
     return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def _rows_of(x: Tensor) -> Tensor:
-    """Return images as a matrix with a row for each pixel: a view if their channels are last."""
+    """Return (N, C, ...) as (N * ..., C), a row for each pixel: a view if channels are last."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _images_of(rows: Tensor, like: Tensor) -> Tensor:
+    """View a matrix of `_rows_of` in the shape (N, C, ...) of `like`."""
     return rows.view(like.movedim(1, -1).shape).movedim(-1, 1)
 
 
@@ -207,7 +240,8 @@ def _batch_norm_relu_in_place(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Return the result, and mean and inv_std; running statistics are updated."""
+    """Return (result, mean, inv_std), or the result alone if `run` computes only that; update the
+    running statistics in place. x, residual: (N, C, ...); other tensors: (C,)."""
     channels, of_sums = x.shape[1:2], torch.float64 if x.dtype == torch.float64 else torch.float32
     statistics: tuple[Tensor, ...] = ()
     if running_mean is not None and running_var is not None:
@@ -223,7 +257,7 @@ def _batch_norm_relu_in_place(
     kind = of_sums if running_mean is None else running_mean.dtype
     scale = x.new_ones(channels, dtype=kind) if weight is None else weight
     shift = x.new_zeros(channels, dtype=scale.dtype) if bias is None else bias
-    op = instance(BatchNormRelu, epsilon=eps, momentum=1 - momentum)
+    op = instance(BatchNormRelu, epsilon=eps, momentum=1 - momentum)  # ONNX's weighs the old
     if not _has_channels_last(x):
         return run(op, x, scale, shift, *statistics, residual)
     if residual is not None:
@@ -248,7 +282,8 @@ def _batch_norm_relu(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Return new running statistics too: operators of the dispatcher write no argument."""
+    """Return (result, mean, inv_std, new running mean, new running variance), the last two empty
+    without running statistics: operators of the dispatcher write no argument."""
     new_mean, new_var = (s if s is None else s.clone() for s in (running_mean, running_var))
     y, mean, inv_std = _batch_norm_relu_in_place(
         run, x, weight, bias, residual, new_mean, new_var, momentum, eps
@@ -266,6 +301,7 @@ def _batch_norm_relu_gradients(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> Any:
+    """Return the gradients of x, weight, bias and residual that the mask selects."""
     scale = torch.ones_like(mean) if weight is None else weight
     op = instance(BatchNormReluGrad)
     if not _has_channels_last(x):
@@ -283,6 +319,7 @@ def _save_batch_norm_relu(ctx: Any, arguments: Sequence[Any], results: Any) -> N
 
 
 def _batch_norm_relu_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    """Return the gradients of x, weight, bias and residual, then None for the four others."""
     x, weight, y, *statistics = ctx.saved_tensors
     mean, inv_std = statistics if len(statistics) == 2 else statistics[0].unbind()
     mask = tuple(ctx.needs_input_grad[:4])
@@ -297,14 +334,18 @@ def _embedding(_: Run, weight: Tensor, indices: Tensor, padding_idx: int) -> Ten
 def _embedding_backward(
     run: Run, dy: Tensor, indices: Tensor, num_weights: int, padding_idx: int
 ) -> Tensor:
+    """Return the weight's gradient, (num_weights, features): the sum of the rows of dy with each
+    index.
+
+    dy: (*indices.shape, features). padding_idx: the row that stays 0; -1: none.
+    """
     op, shape = instance(GatherGrad), (num_weights, dy.shape[-1])
     dweight: Tensor = run(op, shape, indices, dy)
     if padding_idx < 0:
         return dweight
     dweight[padding_idx].zero_()
-    return (
-        dweight.detach()
-    )  # another tensor than the launch made, so that `trace` repeats the body with its zeros
+    # Another tensor than the launch made, so that `trace` repeats the body with its zeros.
+    return dweight.detach()
 
 
 def _save_embedding(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:

@@ -39,7 +39,8 @@ class SGD(Optimizer):
 
     params, lr, momentum, dampening, weight_decay, nesterov, maximize: as PyTorch's, in groups too;
     schedulers may write them. foreach and fused choose nothing. differentiable: only False.
-    max_norm: as of AdamW. rounding_seed: as of AdamW, for groups with momentum.
+    max_norm: what the norm of all gradients is clipped to. rounding_seed: of stochastic rounding to
+    bfloat16 (AdamW says how), for groups with momentum.
 
     Momenta of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.SGD`, and it loads that class's.
@@ -83,6 +84,8 @@ class SGD(Optimizer):
             refuse("SGD", "rounding_seed", "None, without momentum", shown(self.rounding_seed))
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator of SGD, or of momentum, and its numbers; is_measured: the operator
+        also computes the norm of the part's gradients."""
         numbers = {
             "lr": rate(group["lr"]),
             "weight_decay": rate(group["weight_decay"]),
@@ -100,6 +103,7 @@ class SGD(Optimizer):
     # ---- states: PyTorch's has a momentum, and no step -------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
+        """Refuse a state without momentum, or one that does not fit; it may lack a step."""
         if "momentum_buffer" not in state:
             got = ", ".join(map(str, state))
             refuse("SGD", "state", "momentum_buffer", got)
@@ -127,7 +131,9 @@ class SGD(Optimizer):
 
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-KINDS: dict[tuple[str, bool], type[Op]] = {  # by (moments, the step computes the norm)
+# The operator of Adam's step, by its moments ("numbers" in float32, these with AMSGrad's "largest",
+# or "codes"), and by whether it computes the gradients' norm.
+KINDS: dict[tuple[str, bool], type[Op]] = {
     ("numbers", False): AdamWUpdateWithRates,
     ("numbers", True): AdamWStepWithRates,
     ("largest", False): AMSGradUpdateWithRates,
@@ -141,7 +147,10 @@ class Adam(Optimizer):
     """`torch.optim.Adam`, with the norm of the gradients and clipping in its steps.
 
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as PyTorch's,
-    in groups too; schedulers may write them. max_norm, state, rounding_seed: as of AdamW.
+    in groups too; schedulers may write them. foreach, fused and capturable choose nothing.
+    differentiable: only False. max_norm: what the norm of all gradients is clipped to. state:
+    '8bit' or '4bit' moments; None: float32. rounding_seed: of stochastic rounding to bfloat16.
+    AdamW says more of these.
     """
 
     bits: int | None = None  # of codes of moments
@@ -193,6 +202,7 @@ class Adam(Optimizer):
         return {**super().__getstate__(), "bits": self.bits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state; codes of an older version are encoded anew."""
         if state.pop("is_coded", False):  # a pickle of an older version
             state["bits"] = 8
         super().__setstate__(state)
@@ -209,8 +219,11 @@ class Adam(Optimizer):
             refuse(type(self).__name__, "amsgrad", "False, with moments in codes", "True")
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return the operator for the kind of the part's moments, and its numbers; is_measured: the
+        operator also computes the norm of the part's gradients."""
         attributes: dict[str, Any] = {
             "max_norm_clip": math.inf,
+            # 0: decay weights before the update; 2: add weight_decay * weights to the gradient.
             "weight_decay_mode": 0 if group["decoupled_weight_decay"] else 2,
             "maximize": bool(group["maximize"]),
             "rounding_seed": self._seed_of(part),
@@ -230,6 +243,7 @@ class Adam(Optimizer):
         return self._update_by(KINDS[moments, is_measured], attributes, numbers)
 
     def _first_state(self, parameter: Tensor, names: Sequence[str]) -> State:
+        """Return a state with 0, or codes of 0, for the moments that are missing."""
         if self.bits is not None:
             self._refuse_uncoded(parameter)
             if parameter.numel() >= states.MIN_CODED:
@@ -238,7 +252,7 @@ class Adam(Optimizer):
         return super()._first_state(parameter, names)
 
     def _refuse_uncoded(self, parameter: Tensor) -> None:
-        """Refuse dtypes whose moments do not become codes."""
+        """Refuse a parameter of a dtype whose moments do not become codes."""
         name = type(self).__name__
         if parameter.dtype == torch.float64:
             refuse(name, "state", "None, where parameters are float64", f"'{self.bits}bit'")
@@ -269,13 +283,15 @@ class Adam(Optimizer):
         super().load_state_dict(_decode(type(self).__name__, state_dict, self._parameters()))
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
+        """Give loaded moments this class's dtypes and layouts, then encode those that are to be."""
         super()._adopt_state(state_dict)
         for parameter, own in self.state.items():
             if "exp_avg" in own and not codes.are_codes(own):
                 self._encode(parameter, own)
 
     def _encode(self, parameter: Tensor, own: State) -> None:
-        """Set a parameter's moments from numbers, in codes where they are to be."""
+        """Update a parameter's state by `own`, whose moments are float32, or become codes if this
+        optimizer encodes moments of this size."""
         if self.bits is not None and parameter.numel() >= states.MIN_CODED:
             own = own | codes.encode(own, parameter, self.bits)
         self.state[parameter] |= own
@@ -340,7 +356,7 @@ def _is_plain(parameter: Tensor) -> bool:
 
 
 def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return a state_dict with the moments' codes decoded."""
+    """Return a state_dict with the moments' codes decoded; optimizer: its name, for errors."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     state = dict(state_dict["state"])
     for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
@@ -353,9 +369,11 @@ def _decode(optimizer: str, state_dict: dict[str, Any], parameters: list[Tensor]
 class Lamb(Optimizer):
     """LAMB as `torch.optim` would have it: see `cupy_training_ops.Lamb` for its formula.
 
-    params, lr, betas, eps, weight_decay, max_norm: as of AdamW; ratio_limits as of
-    `cupy_training_ops.Lamb`. A change of betas, eps, weight_decay or max_norm makes a new operator:
-    schedulers should leave betas alone (`cycle_momentum=False`). Parameters are float32 or float64.
+    params, lr, betas, eps, weight_decay: as of PyTorch's AdamW. max_norm: what the norm of all
+    gradients is clipped to. ratio_limits: least and largest factor |p| / |step| of a parameter's
+    step. capturable: state dicts have the counts of steps on the device. A change of betas, eps,
+    weight_decay or max_norm makes a new operator: schedulers should leave betas alone
+    (`cycle_momentum=False`). Parameters are float32 or float64.
     """
 
     def __init__(
@@ -381,6 +399,8 @@ class Lamb(Optimizer):
         check_limits("Lamb", group["ratio_limits"])
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
+        """Return LAMB's operator with all options but lr as attributes; is_measured: it also
+        computes the norm of the part's gradients."""
         (alpha, beta), (low, high) = group["betas"], group["ratio_limits"]
         attributes = {
             "alpha": alpha, "beta": beta, "lambda_": group["weight_decay"], "epsilon": group["eps"],

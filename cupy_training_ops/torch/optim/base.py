@@ -46,13 +46,14 @@ from .part import (
 )
 
 Group = dict[str, Any]
-Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
-Norm = dict[str, Tensor]  # gradient_norm and is_finite
+Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients, and these
+Norm = dict[str, Tensor]  # "gradient_norm" and "is_finite", tensors of shape ()
 
 
 # ---- numbers, states and norms -------------------------------------------------------------------
 
 
+# The function that checks and converts an option of a parameter group.
 _NUMBERS: dict[str, Convert] = {
     "lr": positive_or_zero,
     "momentum": positive_or_zero,
@@ -98,6 +99,7 @@ class Norms:
 
     def __init__(self) -> None:
         """Begin without bound calls; they are made for each list of gradients."""
+        # By (ranks, dtype, device): the call, and the tensors that it writes.
         self._bound: dict[object, tuple[OpenCall, Norm]] = {}
 
     def of_all(self, ready: Ready) -> Norm:
@@ -114,7 +116,10 @@ class Norms:
         return _join(norms, device)
 
     def _each(self, ranks: Ranks, gradients: Sequence[Tensor]) -> list[Norm]:
-        """Return local norms, one for each dtype and device."""
+        """Return this rank's norms, one for each dtype and device.
+
+        ranks: the process groups over which the gradients' tensors are sharded.
+        """
         kinds: dict[object, list[Tensor]] = {}
         for gradient in gradients:
             kind = kinds.setdefault((gradient.dtype, gradient.device), [])
@@ -122,7 +127,8 @@ class Norms:
         return [self._of(ranks, members) for members in kinds.values()]
 
     def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> Norm:
-        """Return the local norm of gradients of one dtype and device."""
+        """Return this rank's norm of gradients of one dtype and device; written again by the next
+        call of the same kind."""
         first = gradients[0]
         key = ranks, first.dtype, first.device
         if key not in self._bound:
@@ -138,7 +144,7 @@ class Norms:
 def _join(groups: dict[Ranks, list[Norm]], device: torch.device) -> Norm:
     """Return sqrt(sum of norm^2), in float64, where squares of float32 do not overflow.
 
-    groups: local norms, by the process groups over which their squares are all-reduced.
+    groups: this rank's norms, by the process groups over which their squares are all-reduced.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for ranks, norms in groups.items():
@@ -156,7 +162,7 @@ def _join(groups: dict[Ranks, list[Norm]], device: torch.device) -> Norm:
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """Steps over parts: parameters of one group with one step count."""
+    """Base of optimizers, whose steps update parts: parameters of one group with one step count."""
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")  # that each state must have
     _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to `step`
@@ -170,6 +176,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         max_norm: float | None,
         rounding_seed: int | None = None,
     ) -> None:
+        """params: as of torch.optim.Optimizer. defaults: options of groups that lack them.
+        max_norm: what gradients are clipped to; None: they are not. rounding_seed: of stochastic
+        rounding to bfloat16; None: to nearest."""
         if max_norm is not None:
             check_number(type(self).__name__, "max_norm", above_zero, max_norm)
         if rounding_seed is not None:
@@ -188,16 +197,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
+        # Parameters, states, and names by group, when parts were made: to notice others.
         self._gathered: tuple[list[Tensor], list[State], list[tuple[str, ...]]] = [], [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
-        self._operators: dict[object, Op] = {}
+        self._operators: dict[object, Op] = {}  # by class and options
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("max_norm", "rounding_seed", "_whole")}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set a pickled state, also an older version's, after a check of its states and options."""
         for parameter, own in state["state"].items():
             if own:
                 self._check_state(parameter, own)
@@ -241,14 +252,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _update_by(
         self, kind: Any, attributes: Mapping[str, Any], numbers: Mapping[str, Any]
     ) -> Update:
-        """Return the update by an operator of these attributes."""
+        """Return the update by an operator that is made once.
+
+        kind: its class. attributes: its options, hashable. numbers: its scalar inputs in this step.
+        """
         key = (kind, *attributes.values())
         name = type(self).__name__
         op = self._operator(key, lambda: named(kind, name)(**attributes))
         return Update(op, key, numbers)
 
     def _operator(self, key: object, make: Callable[[], Op]) -> Op:
-        """Return a cached operator, or make it."""
+        """Return the operator that is cached by a key, or make it."""
         op = self._operators.get(key)
         if op is None:
             if len(self._operators) >= MAX_CACHED:
@@ -286,7 +300,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
     def _step_or_refuse(self, ready: Ready) -> None:
-        """Update parts; if that fails, raise for an invalid number of a group, if there is one."""
+        """Update the parts `ready`; an error is that of the first invalid option of a group, if any
+        is."""
         try:
             if ready:
                 self._step(ready)
@@ -301,7 +316,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         An update that is refused raises before any parameter is written.
         """
         scale, clips = self._scale(), self.max_norm is not None
-        is_measured = clips and len(ready) == 1 and measures(*ready[0])
+        is_measured = clips and len(ready) == 1 and measures(*ready[0])  # norm by the update itself
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
         if clips and not is_measured:
             numbers = self._norms.of_all(ready)
@@ -343,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
-            n_missing = sum(map(is_, gradients, itertools.repeat(None)))
+            n_missing = sum(map(is_, gradients, itertools.repeat(None)))  # how many are None
             if n_missing == len(gradients):
                 continue
             if n_missing:
@@ -373,7 +388,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         states: Sequence[State],
         count: Count | None,
     ) -> Part:
-        """Make a part whose states share one "step", the tensor count.done on the device."""
+        """Make a part whose states share one "step", the tensor count.done on the device.
+
+        place: index of the group. names: of the states' tensors. count: None without names.
+        """
         if count is not None:
             self._counts[id(count.done)] = count
             for state in states:
@@ -408,6 +426,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         share the "step" of a count stay together, apart from others with an equal number.
         """
         self._waiting = []
+        # By what members of a part share: (index of the group, parameters, their states).
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))
         for place, group in enumerate(self.param_groups):
@@ -431,7 +450,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return parts
 
     def _count(self, step: Any, parameter: Tensor, before: dict[int, Count]) -> Count:
-        """Return the count whose tensor `done` is a state's "step", or a new one.
+        """Return the count whose tensor `done` is a state's "step", or a new one from its number.
 
         before: counts before `_gather`, by id of `done`. One that another part has is copied.
         """
@@ -450,6 +469,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         assert self._parts is not None
         identities = {id(p) for _, p in started}
         waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
+        # By what members of a part share: (parameters, their states).
         groups: dict[tuple[Any, ...], tuple[list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))
         for place, p in started:
@@ -477,7 +497,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- states ----------------------------------------------------------------------------------
 
     def _check_state(self, parameter: Tensor, state: State) -> None:
-        """Refuse a state that does not fit the parameter; codes are checked when decoded."""
+        """Refuse a state that does not fit the parameter; codes are checked when decoded.
+
+        state: "step", a number or tensor, and moments by name.
+        """
         optimizer, expected = type(self).__name__, ("step", *self.moments)
         if not state.keys() >= set(expected):
             refuse(optimizer, "state", ", ".join(expected), ", ".join(map(str, state)))
@@ -519,7 +542,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             try:
                 super().load_state_dict(state_dict)
                 self._adopt_state(state_dict)
-            except BaseException:
+            except BaseException:  # some states may be the loaded ones, others not
                 self._whole.is_torn |= self.state is not before
                 raise
             self._whole.is_torn = False
@@ -541,9 +564,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def measures(part: Part, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a single part's step can compute the norm of its gradients."""
+    """Return True if a part, the only one, can compute the norm of its gradients in its update."""
     return bool(gradients) and not part.is_shared
 
 
 def _same(some: Any, others: Sequence[object]) -> bool:
+    """Return True if two sequences have the same objects."""
     return len(some) == len(others) and all(map(is_, some, others))

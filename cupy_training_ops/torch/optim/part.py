@@ -80,7 +80,8 @@ def without_gaps(tensor: Tensor) -> Tensor:
 
 
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
-    """Return a gradient with the strides of `like`, copied if they differ, in memory order."""
+    """Return a gradient with the strides of `like`, its parameter, copied if they differ, and its
+    dimensions in memory order; one that is sparse or of another shape unchanged, to be refused."""
     if gradient.shape != like.shape or gradient.layout != torch.strided:
         return gradient
     if gradient.stride() != like.stride():
@@ -107,7 +108,7 @@ def zero_norm(like: Tensor) -> dict[str, Tensor]:
 
 
 class Update(NamedTuple):
-    """An operator that updates a part, and its scalar inputs of this step, such as lr."""
+    """An operator that updates a part, and its scalar inputs of this step by name, such as lr."""
 
     op: Op
     key: object  # of the bound call in a part's cache
@@ -140,8 +141,8 @@ class Count:
     def advance(self, scales: Mapping[str, Tensor | None]) -> Note:
         """Return a write that counts a step in which this rank updates no elements.
 
-        scales: loss scale, norm, is_finite. If one is not finite, or False, the step is skipped
-        and not counted, as kernels do.
+        scales: loss scale, norm, is_finite by name, tensors of one element or None. If one is not
+        finite, or False, the step is skipped and not counted, as kernels do.
         """
         counts = torch.ones((), dtype=torch.bool, device=self.next.device)
         for tensor in scales.values():
@@ -170,7 +171,9 @@ class Part:
         finish           after the launches: raise the parameters' versions
 
     Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
-    place: index of the parameter group. names: of the states' tensors. count: None without names.
+    place: index of the parameter group. names: of the states' tensors that are updated, as
+    "exp_avg". count: of steps; None without names. In methods update is the operator with its
+    numbers of this step, scales are {"loss_scale", "gradient_norm", "is_finite": a tensor or None}.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class Part:
         self.count = count
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
         self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
+        # By name, one tensor for each parameter; coded ones are bytes of compressed moments.
         self.moments = {name: [state[name] for state in states] for name in names}
         self.is_coded = any(own[0].dtype == torch.uint8 for own in self.moments.values())
         self._bind()
@@ -218,7 +222,8 @@ class Part:
         return has
 
     def _has_states(self) -> bool:
-        """Compare tensors by identity: `load_state_dict` replaces them."""
+        """Return True if the tensors in the states are this part's, by identity: `load_state_dict`
+        replaces them."""
         try:
             done = itertools.repeat(None if self.count is None else self.count.done)
             return all(map(is_, map(itemgetter("step"), self.states), done)) and all(
@@ -239,7 +244,8 @@ class Part:
         return own
 
     def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
-        """Group gradients by the process groups over which their tensors are sharded."""
+        """Group gradients, as `gradients` returns them, by the process groups over which their
+        tensors are sharded."""
         if not self.is_shared:
             return {(): list(gradients)}
         indices = range(len(self.parameters)) if self._nonempty is None else self._nonempty
@@ -253,9 +259,9 @@ class Part:
     ) -> tuple[Mapping[str, Any], list[Note]]:
         """Check an update and return (inputs, writes); nothing is written yet.
 
-        scales: loss_scale, gradient_norm, is_finite; None without. The inputs have to stay alive
-        until all writes are queued, as launches know only addresses. A gradient whose strides
-        differ from its parameter's is copied.
+        inputs: of the operator, by name. writes: functions that launch it and count. The inputs
+        have to stay alive until all writes are queued, as launches know only addresses. A gradient
+        whose strides differ from its parameter's is copied.
         """
         if self.count is None:
             return self._update(update, gradients, scales) if gradients else ({}, [])
@@ -276,7 +282,7 @@ class Part:
     def _update(
         self, update: Update, gradients: Sequence[Tensor], scales: Mapping[str, Tensor | None]
     ) -> tuple[Mapping[str, Any], list[Note]]:
-        """Return (inputs, writes) for parameters with elements.
+        """Bind and check the operator's call for parameters with elements; return (inputs, writes).
 
         Gradients of other strides are refused, then copied and checked again.
         """
@@ -297,9 +303,10 @@ class Part:
             return inputs, [_checked_write(call, inputs)]
 
     def _bind_call(self, update: Update, inputs: Mapping[str, Any]) -> OpenCall:
-        """Bind the operator to this part's tensors and cache the call; `inputs` stay open.
+        """Bind the operator to this part's tensors, and cache and return the call.
 
-        Outputs are updated in place; gradients and norms are only read.
+        inputs: what each call passes, of which only the names are used here. Weights and moments
+        are updated in place; outputs that would write gradients or norms are not computed.
         """
         op = update.op
         closed: dict[str, Any] = dict(self._bound_lists)
@@ -320,7 +327,8 @@ class Part:
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
     """Check a call; return a function that launches it.
 
-    That is the whole call if tensors are converted to CuPy arrays, which has to be on its stream.
+    Where tensors have to become CuPy arrays, which belong to the stream of the launch, that
+    function makes the whole call, with its check.
     """
     checked = call.checked(**inputs)
     if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
