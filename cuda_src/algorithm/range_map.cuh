@@ -30,9 +30,9 @@ __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
-// By `map`, loads, then stores, this thread's MANY vectors of N elements from `first` on, THREADS
-// vectors apart; those from `end` on are left out. Vectors lie before `end` as a whole or not at
-// all.
+// By `map`, loads, then stores, this thread's MANY vectors of N elements, THREADS vectors apart;
+// the block's first vector begins at element `first`, and those from `end` on are left out. Vectors
+// lie before `end` as a whole or not at all.
 template <int N, int MANY, int THREADS, class Map>
 __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
     typename Map::template Loaded<N> loaded[MANY];
@@ -45,10 +45,10 @@ __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
         if (i + u * (THREADS * N) < end) map.store(loaded[u], i + u * (THREADS * N));
 }
 
-// Calls `map` for a block's elements [first, end) of arrays of n: one by one, or by vectors if
-// those of all arrays are aligned at the same elements. Then the block's are [first, end) + head,
-// so that they begin with a vector; the block with element 0 maps the first `head` of all one by
-// one, and the one with end == n those after the last whole vector.
+// Calls `map` for a block's elements [first, end) of arrays of n, by the Tiling S: one by one, or
+// by vectors if those of all arrays are aligned at the same elements. Then the block's are [first,
+// end) + head, so that they begin with a vector; the block with element 0 maps the first `head` of
+// all one by one, and the one with end == n those after the last whole vector.
 template <class S, class Map>
 __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i64 n) {
     constexpr int WIDTH = S::width, THREADS = S::threads;

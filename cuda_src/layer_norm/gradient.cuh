@@ -104,7 +104,8 @@ struct Element {
     }
 };
 
-// Means of a row from the sums of Element::add_to.
+// Means of a row of 1 / inverse_length elements from `sums`, those of Element::add_to over the row:
+// of h, 0 unless is_centred, and of h x^.
 template <class A, bool FROM_Y>
 __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool is_centred,
                                              A inverse_length) {
@@ -153,7 +154,8 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
-    // Loads slot u of the current row: dY, X or Y, scale and bias.
+    // Loads slot u of the current row: dY and X or Y from their Staged buffers all_dy and all_x,
+    // scale and bias from `parameters`, a Parameters.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -192,9 +194,10 @@ struct Edge {
     }
 };
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
-// column = sums over them of dY x^, dY; both may be null. memory: dynamic shared memory, for the
-// staged rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
+// dX of the block's rows (Walk says which), and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a
+// number for each column = sums over them of dY x^, dY; both may be null. W: elements of a slot.
+// SHIFTED: rows do not begin at multiples of 16 bytes. memory: dynamic shared memory, for the staged
+// rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
 // dX; both read the row from shared memory, to which later rows are copied meanwhile.
 template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
@@ -205,7 +208,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     constexpr int UNROLL = FEW_REGISTERS ? 1 : W == 1 ? 4 : 2;
     __shared__ A per_warp[2][2][WARP];
     Walk<W, SHIFTED> walk(rows);
-    RowSums<A, 2, W == 1> sum_row{per_warp, static_cast<u32>(rows.threads), walk.group};
+    RowSums<A, 2, /*OF_BLOCK=*/W == 1> sum_row{per_warp, static_cast<u32>(rows.threads),
+                                               walk.group};
     u8* shared = memory;
     const Staged<V, W> dy(in.dy, walk, shared);
     const Staged<typename Inputs<T, V, FROM_Y>::X, W> x(in.x, walk, shared);
@@ -290,7 +294,7 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
                                             FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
         element.add_to(sums);
     }
-    RowSums<A, 2, true>{per_warp, blockDim.x, 0}(sums);
+    RowSums<A, 2, /*OF_BLOCK=*/true>{per_warp, /*threads=*/blockDim.x, /*group=*/0}(sums);
     if (threadIdx.x > 0) return;
     const auto of_row =
         means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));

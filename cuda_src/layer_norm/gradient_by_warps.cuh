@@ -2,7 +2,8 @@
 // gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp
 // has neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets
 // are immediates of instructions. Scale and bias are in shared memory, converted to float.
-// As in gradient.cuh, x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, and h = dY scale.
+// x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale; h = dY scale; dX = inv_std (h - mean of h -
+// x^ mean of (h x^)). T and V: types of X and Y. SHIFTED: rows do not begin at multiples of 16 bytes.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
@@ -12,7 +13,7 @@ constexpr int W = 8;              // elements of a slot, of 2 bytes each
 constexpr u32 APART = WARP * 16;  // bytes from one slot of a thread to its next
 using A = float;
 
-// An argument of each_slot's function: U, as a constant.
+// The argument of each_slot's function: the number U, as a constant.
 template <int U>
 struct Number {
     static constexpr int value = U;
@@ -49,7 +50,7 @@ __device__ __forceinline__ u32 anew(u32 number) {
     return number;
 }
 
-// Which rows and slots are a thread's; see staged_rows::Walk.
+// Which rows, and which of their slots of W elements, are a thread's.
 template <bool SHIFTED>
 struct Walk {
     const Rows& rows;
@@ -172,7 +173,8 @@ struct Edge {
     }
 };
 
-// staged_rows::RowSums for whole warps.
+// Sums over the `threads` threads of a row, whole warps; `group`: number of the row's threads in
+// the block.
 struct SumsOfRow {
     Vec<A, 2> (&per_warp)[2][WARP];  // shared memory
     u32 threads, group;
@@ -260,7 +262,7 @@ struct Gradient {
             async_copy::commit();
         }
     }
-    // Means of the current row from its sums, see sum_slot.
+    // Means of the current row from its sums: of h, and of h (x - mean), or with FROM_Y of h x^.
     __device__ Means<A> means(const A (&sums)[2], A inv_std) const {
         const A inverse_length = 1 / static_cast<A>(walk.rows.length);
         return means_of<A, FROM_Y>(sums, inv_std, in.is_centred(), inverse_length);
@@ -346,9 +348,9 @@ struct Gradient {
     }
 };
 
-// Computes the current row: its sums over its threads, then dX and the sums over rows; meanwhile
-// begins to copy a later one. edge, own: the row's Edge and Statistics. `left` rows of the thread
-// are left, this one included. dx: the whole array.
+// Computes the thread's part of the current row: sums over its threads (sum_row), then dX and the
+// sums over rows; meanwhile begins to copy a later row. edge, own: the row's Edge and Statistics.
+// `left` rows of the thread are left, this one included. dx: the whole array.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {
@@ -406,13 +408,15 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     gradient.of_bias.store(again, bias_sums, memory);
 }
 
-// walk_rows is compiled for 2-byte types, and for GPUs with asynchronous copies; for others plans
-// choose gradient.cuh's walk_rows.
+// True where GPUs have asynchronous copies.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
 constexpr bool GO_BY_WARPS = true;
 #else
 constexpr bool GO_BY_WARPS = false;
 #endif
+// walk_rows, compiled only for 2-byte types where GO_BY_WARPS; for others plans choose
+// gradient.cuh's. Writes dX of the block's rows, and scale_sums[blockIdx.x][column],
+// bias_sums[blockIdx.x][column] = sums over them of dY x^ and dY. memory: dynamic shared memory.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
                                      Acc<T>* bias_sums, const Rows& rows, u8* memory) {

@@ -187,7 +187,7 @@ struct Staged {
     }
 };
 
-// Begins the copies of the first rows of all arrays, a row for each stage. D: slots of a thread at
+// Begins the copies of the first rows of `arrays`, a row for each stage. D: slots of a thread at
 // most.
 template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
@@ -205,7 +205,7 @@ __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// Waits for the current row of all arrays; with W = 1, then begins the copies of the next one.
+// Waits for the current row of all `arrays`; with W = 1, then begins the copies of the next one.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
                                        const Staged<E, W>&... arrays) {
@@ -216,8 +216,8 @@ __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// With W > 1: slot u has been read for the last time, so begins to copy the one that takes its
-// place.
+// With W > 1: slot u of the current row has been read for the last time, so begins to copy the one
+// of the later row that takes its place.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void replace(const Walk<W, SHIFTED>& walk, int u,
                                         const Staged<E, W>&... arrays) {
@@ -281,7 +281,7 @@ __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]
             of_columns[i] += __shfl_xor_sync(ALL_LANES, of_columns[i], step);
 }
 
-// Sums over rows of a thread's columns: of its slots, and of its edge.
+// Sums over rows, in type A, of a thread's columns: of its D slots of W columns, and of its edge.
 template <class A, int W, int D>
 struct ColumnSums {
     Vec<A, W> per_slot[D] = {};
@@ -355,7 +355,7 @@ struct InShared {
                     to_acc(from[walk.column(u) + i]);
         }
     }
-    // to = the numbers of slot u, from shared memory.
+    // to[i] = the number of column i of slot u, from shared memory.
     __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
