@@ -29,9 +29,10 @@ struct Tiling {
 
 // ---- a thread's elements of one array, vector u in registers[u] ---------------------------------
 //
-// load and store access aligned vectors of N elements, from `offset` of the tile on; load_apart and
-// store_apart single elements, S::threads apart. at(u, i) is element i of vector u. width: elements
-// of a vector; read_nbytes, written_nbytes: bytes of an element that are read, and written.
+// S: the Tiling, E: type of elements, N: elements of a vector. load and store access aligned
+// vectors, from `offset` of the tile on; load_apart and store_apart single elements, S::threads
+// apart. at(u, i) is element i of vector u. width: elements of a vector; read_nbytes,
+// written_nbytes: bytes of an element that are read, and written.
 
 // The offset in the tile of the i-th of a thread's elements, the first of which is at `offset`.
 template <class S>
@@ -208,22 +209,22 @@ struct Row {
 
 // Operand: the map's parameter is element i of x.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ In<E, N, false> in(const E* x) {
+__device__ __forceinline__ In<E, N, /*OPTIONAL=*/false> in(const E* x) {
     return {x};
 }
 // Operand: element i of x, or 0 if x is null.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ In<E, N, true> in_or_zero(const E* x) {
+__device__ __forceinline__ In<E, N, /*OPTIONAL=*/true> in_or_zero(const E* x) {
     return {x};
 }
 // Operand: the map's parameter is a reference; its value goes to element i of y.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ Out<E, N, false> out(E* y) {
+__device__ __forceinline__ Out<E, N, /*OPTIONAL=*/false> out(E* y) {
     return {y};
 }
 // Operand: `out`, or nowhere if y is null.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
+__device__ __forceinline__ Out<E, N, /*OPTIONAL=*/true> out_if_wanted(E* y) {
     return {y};
 }
 // Operand: b[i % columns], or -0.0 if b is null; see RowReader.
@@ -280,8 +281,9 @@ __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Opera
                 operands.template operand<S>()...);
 }
 
-// map_elements with `tiles` tiles a block, for maps that compute something once for all of their
-// elements.
+// Calls map(element of each operand) for each of n elements; a block has `tiles` tiles, for maps
+// that compute something once for all of their elements. aligned: every array starts at a multiple
+// of 16 bytes.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

@@ -36,7 +36,8 @@ struct BlockChunk {
     i64 first, end, n;
 
     // Chunk `chunk` of a launch's n_tensors tensors: elements [first, end) of tensor number
-    // `tensor`, which has n elements. sizes: elements and first chunks of all tensors.
+    // `tensor`, which has n elements. sizes: elements and first chunks of all tensors, with room
+    // for CAPACITY.
     template <int CAPACITY>
     __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors,
                           u32 chunk = blockIdx.x) {

@@ -138,9 +138,9 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// visit_vecs, with the same arguments, for a visitor with visit.all(UNROLL vectors), which is tried
-// first; if it returns false, or there are not so many vectors left, visit is called for each of
-// them.
+// Calls `visit` with vectors thread, thread + n_threads, ... of the vectors [first, first + span)
+// of a range: first tries visit.all(UNROLL vectors), loaded together; if that returns false, or
+// there are not so many left, calls visit(vector) for each of them.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {

@@ -5,6 +5,8 @@
 // Where one of them, the whole, has every dimension of dY and the other is repeated, one pass
 // writes the whole's gradient and sums the other's. What is summed is divided into spans: each
 // gives a row of partial sums, and a second launch adds the rows up in a fixed order.
+// B_IS_REPEATED: whole = A, repeated = B, else the other way round; arrays: dY, both operands, and
+// d_whole.
 #pragma once
 #include "algorithm/column_reduce.cuh"
 #include "algorithm/reduce.cuh"
@@ -93,8 +95,8 @@ struct Repeated<T, false> {
 
 // ---- one operand is whole (has the shape of dY), the other is repeated --------------------------
 
-// B_IS_REPEATED: whole = A, repeated = B; else the other way round. d_whole, the gradient of
-// `whole`, may be null.
+// dY and both operands, whole = A and repeated = B if B_IS_REPEATED, else the other way round; and
+// d_whole, the gradient of `whole`, which may be null.
 template <class T, bool B_IS_REPEATED>
 struct Operands {
     const T *dy, *whole, *repeated;
@@ -151,8 +153,9 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// differentiate_all, with the same arguments, for many terms: each round of the loop loads two,
-// without a branch.
+// Calls `differentiate` at indices first, first + step, ... below `end` (each of N elements, with
+// the same `repeated` and `sums`), for many of them: each round of the loop loads two, without a
+// branch.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -239,7 +242,8 @@ struct Task {
 // Writes d_whole, and for each element of `repeated` the sum of its gradient over a span, to
 // partials[span][element], or with one span to d_repeated. dY and the whole operand are [outer,
 // middle, inner], `repeated` is [middle]. A task's span is outer_each rows by inner_each columns of
-// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers.
+// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers; n_spans
+// spans in all.
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
@@ -295,8 +299,8 @@ struct Offsets {
 
 // Returns the sum of one lane, of the gradient of element task.element of A (of_a) or B: the whole
 // sum has `summed` terms, numbered along the dimensions it is summed over, `span` of them a task;
-// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents, and
-// strides in dy, a and b.
+// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents,
+// first those of the gradient, then the summed ones, and strides in dy, a and b.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,

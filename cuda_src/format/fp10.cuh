@@ -94,7 +94,8 @@ __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
 
-// words[k] = the codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits.
+// words[k] = the codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits, k <
+// WORDS.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {
     u32 codes[FP10_IN_WORD * WORDS];
@@ -134,8 +135,8 @@ __device__ __forceinline__ void decode_word(u32 word, E* y) {
             y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
 }
 
-// y[j] = number of code share * N + j of the words, j < N: a third of their codes; share: 0, 1 or
-// 2. `words` is indexed by constants only, so that it stays in registers.
+// y[j] = number of code share * N + j of the WORDS words, j < N: a third of their codes; share: 0,
+// 1 or 2. `words` is indexed by constants only, so that it stays in registers.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
     static_assert(3 * N == FP10_IN_WORD * WORDS, "three shares are all elements");

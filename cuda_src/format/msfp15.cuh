@@ -190,9 +190,9 @@ __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     return box;
 }
 // The Box of x[0..7]. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
-__device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
+__device__ __forceinline__ Box</*HAS_SMALL=*/true> box_of_floats(const float (&x)[8]) {
     u32 bits[8], there[8];
-    Box<true> box;
+    Box</*HAS_SMALL=*/true> box;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         bits[j] = bits_of(x[j]);
@@ -211,7 +211,7 @@ __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     } else {
         float values[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[j] = truncated<true>(x[j]);
+        for (int j = 0; j < 8; ++j) values[j] = truncated</*KEEP_SIGN=*/true>(x[j]);
         return box_of_floats(values);
     }
 }
@@ -225,7 +225,7 @@ __device__ __forceinline__ u32 round_four(const float* size, float scale) {
 }
 
 // Byte j = sign << 6 | M, j < 4: M = byte j of `magnitudes`, but 1 if that is 0 and the element is
-// not. negative, nonzero: as in Box.
+// not. Bit 7 of byte j of `negative` is the element's sign, of `nonzero` is set if it is not 0.
 __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonzero) {
     const u32 rounded_to_0 = ~(magnitudes + 0x7F7F7F7Fu);
     return magnitudes | (rounded_to_0 & nonzero & 0x80808080u) >> 7 |
@@ -243,8 +243,8 @@ __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, u32 share
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
         low = round_four(box.size, scale), high = round_four(box.size + 4, scale);
     } else {
-        low = encode_four_small<true>(box.size, shared_exponent);
-        high = encode_four_small<true>(box.size + 4, shared_exponent);
+        low = encode_four_small</*KEEP_SIGN=*/true>(box.size, shared_exponent);
+        high = encode_four_small</*KEEP_SIGN=*/true>(box.size + 4, shared_exponent);
     }
     const uint2 codes = make_uint2(with_signs(low, box.negative.x, box.nonzero.x),
                                    with_signs(high, box.negative.y, box.nonzero.y));
@@ -350,7 +350,7 @@ __device__ __forceinline__ uint2 encode_elements(const E* x, u32& shared_exponen
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] = truncated(x[j]);
         shared_exponent = exponent_of(values);
-        return encode_box<false>(values, shared_exponent);
+        return encode_box</*KEEP_SIGN=*/false>(values, shared_exponent);
     }
 }
 
@@ -423,7 +423,7 @@ template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);
     if (keep_nonfinite && shared_exponent == NOT_FINITE) {
-        Y in_memory[N];  // as in encode_elements
+        Y in_memory[N];  // as decode_nonfinite indexes it in a loop
         decode_nonfinite(codes, share * N, N, in_memory);
 #pragma unroll
         for (int j = 0; j < N; ++j) y[j] = in_memory[j];

@@ -43,7 +43,7 @@ struct Additions {
     }
 };
 
-// sums[element(k)] += dy[k], k < n; nothing if element(k) is NOWHERE.
+// sums[element(k)] += dy[k], k < n; nothing if element(k) is NOWHERE. element: a targets::Element.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements(const Element& element, const T* __restrict__ dy,
                                              Acc<T>* sums, i64 n) {
@@ -58,10 +58,10 @@ __device__ __forceinline__ void add_elements(const Element& element, const T* __
     additions.apply(sums);
 }
 
-// sums[element(k)] += dy[k] as add_elements, in strips of STRIP_COLUMNS columns over all rows: the
-// cache lines of `sums` that one strip touches stay in the L2 cache; row after row, each addition
-// would go to memory. Each strip has blocks_a_strip blocks; a block has blockDim.y * ATOMIC_ITEMS
-// rows of it: thread x a column, y every blockDim.y-th row.
+// sums[element(k)] += dy[k], none if element(k) is NOWHERE, in strips of STRIP_COLUMNS columns over
+// all `rows` rows of dy: the cache lines of `sums` that one strip touches stay in the L2 cache; row
+// after row, each addition would go to memory. Each strip has blocks_a_strip blocks; a block has
+// blockDim.y * ATOMIC_ITEMS rows of it: thread x a column, y every blockDim.y-th row.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements_by_strips(const Element& element,
                                                        const T* __restrict__ dy, Acc<T>* sums,

@@ -46,6 +46,7 @@ template <>
 struct alignas(8) Entry<4> {
     u32 row, value;
 
+    // row: of dX; bits: the element.
     static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
     // The row of dX.
     __device__ u32 target() const { return row; }
@@ -113,8 +114,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY with this index, {0, 0} for an index out of range;
-// first_row: the row for index 0, to which the index adds index * lines.stride.
+// {row of dX, bits of `value`} of an element of dY with this index, {0, 0} for an index out of
+// range; first_row: the row for index 0, to which the index adds index * lines.stride.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {

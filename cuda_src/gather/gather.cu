@@ -266,8 +266,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns of `rows` rows of dy,
-// blocks_a_strip blocks each, so that the lines of sums in use stay in the L2 cache.
+// sums[element that index k names in its line] += dy[k] by atomic additions, none for an index out
+// of range, for `rows` rows of dy: in strips of STRIP_COLUMNS columns, blocks_a_strip blocks each,
+// so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -289,7 +290,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     columns::count_buckets(indices, lines, counts, sort, histogram);
 }
 // entries[column] = {row of dx, dy} of the column's elements, by bucket of the row, in the order of
-// dy in a bucket; {a row, 0} fills runs up. Blocks as in count_buckets, whose `counts` it reads.
+// dy in a bucket; {a row, 0} fills runs up. A block has COLUMNS columns of one span of rows of dy.
+// counts: from gather_elements_grad__count_buckets.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                           const T* dy, const u32* counts, Carried* entries,
@@ -301,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
 }
 // dx[row][column], [n_rows][width], = sum of the entries of the column with this row. A block has
 // BUCKET_ROWS rows, one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared
-// memory. entries and counts are those of the two kernels above.
+// memory. entries: from gather_elements_grad__move_to_buckets, counts: from __count_buckets.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -328,7 +330,9 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key per_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
-// gather__scatter with LONG_ITEMS entries a thread at a time, for many entries.
+// to = the entries `from` sorted by the digit of `pass`, stably. A block moves its span of them,
+// LONG_ITEMS entries a thread at a time; `counts` is from gather__count or a __keys kernel. For
+// many entries.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -350,10 +354,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1: starts[row] as gather__starts. The others: sums[node] = sum of the
-// slices of dy of each node of this level of the tree (segmented_sum.cuh) that has one key, and of
-// the level of `parents`. entries: sorted by key; items: which nodes and columns a block has;
-// tickets: counters of finished children. Rows are whole 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] = how many entries have a smaller key. The others:
+// sums[node] = sum of the slices of dy of each node of this level of the tree (segmented_sum.cuh)
+// that has one key, and of the level of `parents`. entries: sorted by key; items: which nodes and
+// columns a block has; tickets: counters of finished children. Rows are whole 16-byte vectors on
+// 16-byte boundaries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -362,14 +367,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
-// gather__sum_nodes, with its arguments, element by element, for rows that are not whole 16-byte
-// vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] = how many entries have a smaller key. The others:
+// sums[node] = sum of the slices of dy of each node of this level of the tree that has one key, and
+// of the level of `parents`, element by element, for rows that are not whole 16-byte vectors on
+// 16-byte boundaries. entries: sorted by key; items: which nodes and columns a block has; tickets:
+// counters of finished children.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
     const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
-    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
-                                       in_registers(level), parents, tickets, start_blocks);
+    segmented_sum::starts_and_nodes</*N=*/1>(dy, entries, sums, starts, items, in_registers(sizes),
+                                             in_registers(level), parents, tickets, start_blocks);
 }
 // dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
 // a vector of columns of `count` rows; the first n_long items of the grid are long rows instead.
@@ -383,15 +391,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
-// gather__sum_rows, with its arguments, element by element, for rows that are not whole 16-byte
-// vectors on 16-byte boundaries.
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none, for rows that
+// are not whole 16-byte vectors on 16-byte boundaries. A thread sums one column of `count` rows;
+// the first n_long items of the grid are long rows instead. entries: sorted by key, those of a row
+// are [starts[row], starts[row + 1]). sums: those of the tree's n_nodes nodes in `levels` levels,
+// and of edges.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
                              i32 levels, i64 n_long) {
-    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long);
+    segmented_sum::sum_rows</*N=*/1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
+                                     levels, n_long);
 }
 // y[i] = 0, i < n.
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {

@@ -11,7 +11,8 @@
 #include "gist_narrow/scaled_fp8.cuh"
 #include "gist_narrow/scaled_int8.cuh"
 
-// T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
+// T: decoded numbers; INDEX: decoded indices, as unsigned words of their size. n_x, n_y: elements
+// of x and of y, bytes where it is u8; aligned: both begin at multiples of 16 bytes.
 #ifndef CTO_INDEX
 #define CTO_INDEX u8
 #endif
@@ -183,8 +184,8 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
-    // call it: the threads of a block of elements find its scale together.
+    // The codes of x, the thread's READ elements, and the scale of their block. All threads of a
+    // warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = 0;
 #pragma unroll
@@ -257,8 +258,8 @@ template <bool KEEP_SIGN>
 struct ScaledInt8 {
     static constexpr int BLOCK = INT8_BLOCK;
 
-    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
-    // call it: the threads of a block of elements find its scale together.
+    // The codes of x, the thread's READ elements, and the scale of their block. All threads of a
+    // warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         float narrow[READ];
         u32 largest = 0;
@@ -375,8 +376,8 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 }
 
-// y = the n_y elements that C has encoded in x, n_x bytes. A thread decodes DECODED vectors,
-// THREADS vectors apart.
+// y = the n_y elements that C, a ScaledFp8 or ScaledInt8, has encoded in x, n_x bytes. A thread
+// decodes DECODED vectors, THREADS vectors apart.
 template <class C>
 __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
@@ -460,15 +461,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // int8, s being the scale of the element's block of 32. A thread encodes 8 elements at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);
 }
 // gist_int8_encoder, but elements other than 0 that would round to 0 become 1 or -1.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<ScaledInt8<true>>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledInt8</*KEEP_SIGN=*/true>>(x, y, n_x, n_y, aligned);
 }
 // y[i] = (int8 of code i) * s, s being the scale of the element's block of 32.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_int8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
-    decode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
+    decode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);
 }

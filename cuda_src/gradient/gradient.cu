@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sums, zeroing and scaling of gradients.  CPU provider: cupy_training_ops/families/gradient/reference.py
 //
-// Output and input may be the same array (in place). sizes: elements and first chunk of each tensor of
-// a list. A block has a tile of Tiling::tile elements, or a chunk of CHUNK_NBYTES.
+// Output and input may be the same array (in place). sizes: elements and first chunk of each tensor
+// of a list. A block has a tile of Tiling::tile elements, or a chunk of CHUNK_NBYTES.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"

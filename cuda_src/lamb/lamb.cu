@@ -3,8 +3,9 @@
 //
 // A batch of tensors takes two launches: lamb__direction writes directions d and the norms of w and
 // d, lamb__update then computes w - rate * |w| / |d| * d. Directions are rounded to the type of the
-// gradients, and stored in new_g or, where that is null, in scratch memory. W, GRAD and MOMENT are the
-// types of weights, gradients and moments. An Either is a number in a launch argument or GPU memory.
+// gradients, and stored in new_g or, where that is null, in scratch memory. W, GRAD and MOMENT are
+// the types of weights, gradients and moments. An Either is a number in a launch argument or GPU
+// memory.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
@@ -142,7 +143,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
         loaded.m = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(m + i));
         loaded.v = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(v + i));
     }
-    // Computes the outputs of elements i to i + N - 1 from their inputs, and stores them.
+    // Computes the outputs of elements i to i + N - 1 from their inputs `loaded`, and stores them.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], direction[N], weights[N];
@@ -180,9 +181,10 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
 // range_map's Map of the second launch: new_w = w + delta, new_g = delta = -rate d. Where w + delta
 // is not finite, new_w = w and delta = 0.
 struct Update : Descent<W, GRAD> {  // g is d
-    ACC rate;                       // trusted_rate of the tensor
+    // trusted_rate of the tensor
+    ACC rate;
 
-    // Computes and stores the outputs of elements i to i + N - 1.
+    // Computes and stores the outputs of elements i to i + N - 1 from their inputs `loaded`.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC weight[N], delta[N];

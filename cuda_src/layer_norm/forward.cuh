@@ -2,8 +2,8 @@
 // Layer normalisation: Y = (X - mean) inv_std scale + bias.
 //
 // mean = origin + mean of (X - origin), origin the row's first element, so that rows far from zero
-// lose no digits. A slot of a row is W elements: 16 bytes of them, or 1. A thread has DEPTH slots, or
-// COLUMNS = W * DEPTH elements. T is the type of X, V that of Y, scale and bias.
+// lose no digits. A slot of a row is W elements: 16 bytes of them, or 1. A thread has DEPTH slots,
+// or COLUMNS = W * DEPTH elements. T is the type of X, V that of Y, scale and bias.
 #pragma once
 #include "algorithm/lines.cuh"
 
@@ -129,7 +129,7 @@ struct HeldRow {
     Reader<T, W, DEPTH> x;
     A origin, center = 0, mean;
 
-    // Loads the thread's part of the row. length: elements of the row.
+    // Loads the thread's part of the row, `line` of arrays.x, of `length` elements.
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {

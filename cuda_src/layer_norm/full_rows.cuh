@@ -118,9 +118,10 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// y = (x - mean) * inv_std * scale + bias of `arrays`, for n_rows rows of threads * COLUMNS elements,
-// `threads` threads a row. The mean is summed first, then the squares of x - mean. mean = origin + mean of (x - origin); the origin
-// is the row's first element, or 0 for 2-byte elements, whose sum in float32 is exact enough.
+// y = (x - mean) * inv_std * scale + bias of `arrays`, for n_rows rows of threads * COLUMNS
+// elements, `threads` threads a row. The mean is summed first, then the squares of x - mean. mean =
+// origin + mean of (x - origin); the origin is the row's first element, or 0 for 2-byte elements,
+// whose sum in float32 is exact enough.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {

@@ -3,6 +3,8 @@
 //
 //     x^ = (x - mean) inv_std, or (y - bias) / scale;  h = dY scale
 //     dX = inv_std (h - (sum of h) / n - x^ (sum of h x^) / n)
+//
+// FROM_Y: x^ is computed from Y, as X is not available. T and V are the types of X and Y.
 #pragma once
 #include "algorithm/column_reduce.cuh"
 #include "layer_norm/staged_rows.cuh"
@@ -194,10 +196,10 @@ struct Edge {
     }
 };
 
-// dX of the block's rows (Walk says which), and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a
-// number for each column = sums over them of dY x^, dY; both may be null. W: elements of a slot.
-// SHIFTED: rows do not begin at multiples of 16 bytes. memory: dynamic shared memory, for the staged
-// rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
+// dx = dX of the block's rows (Walk says which), and scale_sums[blockIdx.x], bias_sums[blockIdx.x],
+// a number for each column = sums over them of dY x^, dY; both may be null. W: elements of a slot.
+// SHIFTED: rows do not begin at multiples of 16 bytes. memory: dynamic shared memory, for the
+// staged rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
 // dX; both read the row from shared memory, to which later rows are copied meanwhile.
 template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
@@ -348,8 +350,8 @@ struct Column {
     }
 
   private:
-    // Adds the element of row `row`, with the row's statistics `own`, to the sums of its column;
-    // with `means` also writes its dX.
+    // Adds the element {dy, x} of row `row`, with the row's statistics `own`, to the sums of its
+    // column; with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
@@ -361,9 +363,9 @@ struct Column {
     }
 };
 
-// dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the part's
-// sums of dY x^ and dY, [parts][length]; dX and the sums may be null. means: from sum_long_row, or
-// null without dX. Grid (tiles of columns, parts).
+// dx = dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the
+// part's sums of dY x^ (scale_sums) and dY (bias_sums), [parts][length]; dx and the sums may be
+// null. means: from sum_long_row, or null without dX. Grid (tiles of columns, parts).
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,

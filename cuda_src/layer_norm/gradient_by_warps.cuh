@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp
 // has neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets
-// are immediates of instructions. Scale and bias are in shared memory, converted to float.
-// x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale; h = dY scale; dX = inv_std (h - mean of h -
-// x^ mean of (h x^)). T and V: types of X and Y. SHIFTED: rows do not begin at multiples of 16 bytes.
+// are immediates of instructions. Scale and bias are in shared memory, converted to float. x^ = (x
+// - mean) inv_std, or FROM_Y (y - bias) / scale; h = dY scale; dX = inv_std (h - mean of h - x^
+// mean of (h x^)). T and V: types of X and Y. SHIFTED: rows do not begin at multiples of 16 bytes.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
@@ -98,8 +98,8 @@ struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
     u8* own;  // this thread's part
 
-    // Fills the table at `memory` from scale and bias; the groups of a block take slots in turn. A
-    // barrier must follow.
+    // Fills the table at `memory` from scale and bias of the slots of `walk`; the groups of a block
+    // take slots in turn. A barrier must follow.
     template <bool SHIFTED>
     __device__ __forceinline__ Table(const V* scale, const V* bias, const Walk<SHIFTED>& walk,
                                      u8* memory) {
@@ -129,8 +129,8 @@ struct Table {
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
-    // Stores number 0 of column i of slot u, the scale, and with FROM_Y numbers 1 and 2: 1 / scale
-    // and the bias.
+    // Stores the numbers of column i of slot u: 0, the scale of_scale, and with FROM_Y 1 and 2: 1 /
+    // scale and the bias *of_bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -163,7 +163,8 @@ struct Edge {
         return {to_acc(dy), to_acc(x), to_acc(in.scale[column]),
                 FROM_Y ? to_acc(in.bias[column]) : A(0), mean};
     }
-    // sums[0] += h, sums[1] += h * x^ from Y, else h * (x - mean); nothing without a column.
+    // sums[0] += h, sums[1] += h * x^ from Y, else h * (x - mean); nothing without a column. own:
+    // statistics of the row.
     __device__ __forceinline__ void add_to(A (&sums)[2], const In& in,
                                            const Statistics<A>& own) const {
         if (column < 0) return;
@@ -173,8 +174,8 @@ struct Edge {
     }
 };
 
-// Sums over the `threads` threads of a row, whole warps; `group`: number of the row's threads in
-// the block.
+// Sums over the `threads` threads of a row, whole warps, which are number `group` of the block's
+// groups.
 struct SumsOfRow {
     Vec<A, 2> (&per_warp)[2][WARP];  // shared memory
     u32 threads, group;
@@ -207,7 +208,8 @@ struct SumsOfRow {
 struct Factors {
     A inv_std, shift, of_h, of_product;
 
-    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, once a row.
+    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, from the row's
+    // statistics `own` and its means `of`.
     __device__ __forceinline__ Factors(const Statistics<A>& own, const Means<A>& of)
         : inv_std(own.inv_std),
           shift(-own.mean * own.inv_std),
@@ -335,8 +337,8 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
-    // Writes dX, and adds to the sums over rows, of the row's element outside whole slots, if the
-    // thread has one. dx: the row's first element; own, of: statistics and means of the row.
+    // Writes dX, and adds to the sums over rows, of `edge`, the row's element outside whole slots,
+    // if the thread has one. dx: the row's first element; own, of: statistics and means of the row.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;
@@ -376,7 +378,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
 }
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
+// dx = dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
 // column = sums over them of dY x^, dY. memory: dynamic shared memory, for `stages` rows, then the
 // Table.
 template <bool SHIFTED, class T, class V, bool FROM_Y>

@@ -150,9 +150,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
 //
-// rows: `count` rows of `length` elements. A block has `groups` groups of `threads` threads; a group
-// has one row at a time, of `slots` slots, a thread up to `depth` slots of it, and shared memory
-// `stages` rows of each group.
+// rows: `count` rows of `length` elements. A block has `groups` groups of `threads` threads; a
+// group has one row at a time, of `slots` slots, a thread up to `depth` slots of it, and shared
+// memory `stages` rows of each group.
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or

@@ -14,7 +14,8 @@
 //             and waits at a barrier before it reads elements
 //
 // Rows says how: `count` rows of `length` elements; a row has `slots` slots, a thread up to `depth`
-// of them; shared memory has `stages` rows of each group.
+// of them; shared memory has `stages` rows of each group. walk: the thread's place in the loop, a
+// Walk.
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"

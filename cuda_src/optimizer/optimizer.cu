@@ -96,7 +96,8 @@ struct Sgd : Descent<W, GRAD> {
         Base::load(loaded, i);
         if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
     }
-    // Makes the step of elements i to i + N - 1 and writes all outputs.
+    // Makes the step of elements i to i + N - 1, of which `loaded` has the inputs, and writes all
+    // outputs.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC delta[N], weight[N], next_momentum[N];

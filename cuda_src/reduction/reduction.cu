@@ -202,7 +202,8 @@ struct Poll {
 };
 
 // y[0] = false if `passed` is true in any thread of any launch of this call, else true; written by
-// the last block of the launch with last_launch. `last` is in shared memory.
+// the last block of the launch with last_launch. poll: the call's counters; `last` is in shared
+// memory.
 __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(passed);
@@ -249,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // y[row] = sum of x[row], of `length` elements, for long rows: n_spans blocks share a row, `span`
-// vectors each. The last of them, by the row's ticket, adds up their partial sums, partials[row *
+// vectors each. The last of them, by tickets[row], adds up their partial sums, partials[row *
 // n_spans + number of span].
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,

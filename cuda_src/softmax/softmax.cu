@@ -27,9 +27,10 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-// y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line, this thread's part of it. threads: RowThreads or ColumnThreads, as the line is shared. FULL: every thread of the line
-// has all its slots; threads without a line of their own read the last line, and write nothing.
+// y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), for this
+// thread's part of `line`, max and sum over all of it. threads: RowThreads or ColumnThreads, as the
+// line is shared. FULL: every thread of the line has all its slots; threads without a line of their
+// own read the last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {

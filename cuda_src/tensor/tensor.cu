@@ -85,8 +85,8 @@ struct Joined {
     }
 };
 
-// Writes the block's tile of `out`, (n_rows, width), the concatenation of n_parts parts. ARE_LONG:
-// see copy_runs::write_tile.
+// Writes the block's tile of `out`, n_rows rows of `width` words, the concatenation of n_parts
+// parts. ARE_LONG: most tiles lie in one part's row.
 template <bool ARE_LONG, class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
                     const __grid_constant__ PartStarts<CAPACITY> starts) {
-    concat<true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
+    concat</*ARE_LONG=*/true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
 // table[first + i] = {parts[i], starts[i]}, i < n_parts, and {null, the end of the last part}. For
@@ -196,12 +196,13 @@ extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_part
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
-// concat_training with part i and its first column in table[i], which tensor__table wrote, for many
-// parts.
+// concat_result[row] = part 0's row, part 1's row, ... of n_parts parts, one behind the other, for
+// many parts: part i is table[i].array and starts at column table[i].start. The result has n_rows
+// rows of `width` words; a block writes one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
-    concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
+    concat</*ARE_LONG=*/false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
 // outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]), row < n_rows, i < n_parts;
@@ -214,18 +215,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                    const __grid_constant__ Split<CAPACITY> split) {
     const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
     const i64 part_width = split.column[i + 1] - split.column[i];
-    const InputColumns source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
-                              static_cast<const T*>(input),
-                              n_rows * width,
-                              width,
-                              split.column[i]};
-    copy_runs::write_tile<Tile, true>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
-                                      blockIdx.x - split.tile[i], source);
+    const InputColumns source{
+        /*width=*/{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
+        static_cast<const T*>(input),
+        /*n=*/n_rows * width,
+        /*whole_width=*/width,
+        /*start=*/split.column[i]};
+    copy_runs::write_tile<Tile, /*ARE_LONG=*/true>(
+        static_cast<T*>(outputs.at[i]), n_rows * part_width, blockIdx.x - split.tile[i], source);
 }
 
-// concat_training__many, with its arguments, for wide parts whose runs have no whole vectors:
-// threads copy single words, neighbouring threads neighbouring words of the parts. even: see
-// AllParts.
+// concat_result[row] = part 0's row, part 1's row, ... of n_parts parts, part i being
+// table[i].array from column table[i].start on, for wide parts whose runs have no whole vectors:
+// threads copy single words, neighbouring threads neighbouring words of the parts. The result has
+// n_rows rows of `width` words. even: words of a part, if all have the same number.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
@@ -236,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 // table[i].array[row] = input[row][table[i].start .. table[i + 1].start), row < n_rows, i <
 // n_parts; a row of the input has `width` words. Threads copy single words, neighbouring threads
-// neighbouring words of the parts. even: see AllParts.
+// neighbouring words of the parts. even: words of a part, if all have the same number.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
