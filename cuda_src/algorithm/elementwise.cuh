@@ -227,7 +227,7 @@ template <int N = OF_TILING, class E>
 __device__ __forceinline__ Out<E, N, /*OPTIONAL=*/true> out_if_wanted(E* y) {
     return {y};
 }
-// Operand: b[i % columns], or -0.0 if b is null; see RowReader.
+// Operand: b[i % columns], a row repeated for each row of the other arrays, or -0.0 if b is null.
 template <class E>
 __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
     return {b, fast_division::in_registers(columns)};

@@ -170,7 +170,8 @@ struct Numbers {
 // Sets all of `numbers` but max_norm from launch arguments or arrays (Either), by warps 2 and 3,
 // while warps 0 and 1 compute of_moments, the bias corrections {1 - rule.alpha^step, 1 -
 // rule.beta^step} (1 without rule.correct_bias): in one warp this would take twice as long. rate:
-// learning rate. step: number of the step. loss_scale, norm, update: see Numbers. Both results are
+// learning rate. step: number of the step. loss_scale: factor of the
+// gradients, norm: of all so multiplied; update: 0 to skip the step. Both results are
 // in shared memory. Ends with __syncthreads.
 template <class Rule>
 __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],

@@ -8,7 +8,8 @@ namespace cto::row_softmax {
 
 using namespace lines;
 
-// Slots are PINNED (see lines::SlotsOf) for rows whose elements take few other instructions.
+// Slots are PINNED (their addresses take one instruction each) for rows of vectors, whose elements
+// take few other instructions. E: type of elements; a slot has WIDTH of them, a batch DEPTH slots.
 template <class E, int WIDTH>
 constexpr bool PINNED = WIDTH > 1 && sizeof(E) < 8;
 

@@ -85,7 +85,7 @@ struct Repeated {
     }
 };
 template <class T>
-struct Repeated<T, false> {
+struct Repeated<T, /*IS_B=*/false> {
     Acc<T> a;
     __device__ __forceinline__ void set(Acc<T> x) { a = x; }
     __device__ __forceinline__ DivGradient<T> gradient(Acc<T> dy, Acc<T> b) const {
@@ -210,7 +210,8 @@ constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
 // The gradient of each of n_elements elements is a sum, divided into n_spans spans. A group of
 // `lanes` threads adds up one span of one element; group `number` of the grid has span = number /
-// n_elements, element = number % n_elements.
+// n_elements, element = number % n_elements. lane: number of the thread in its group; exists: its
+// group has a span. A block has THREADS threads.
 template <int THREADS>
 struct Task {
     i64 number, element, span;

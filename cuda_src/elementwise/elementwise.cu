@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (by == 1 && input == output) return;
     map_elements<Tile>(n, aligned, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
 }
-// output_k[i] = input[i] * scale_k, k < 3, i < n; an output may be null.
+// output_0[i] = input[i] * scale_0, output_1[i] = input[i] * scale_1, output_2[i] = input[i] *
+// scale_2, i < n; an output may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_scale(const T* input, T* output_0, T* output_1, T* output_2, i64 n, bool aligned,
                 ACC scale_0, ACC scale_1, ACC scale_2) {

@@ -145,7 +145,7 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 // rounded up to whole runs. Threads read rows: thread t has column t % COLUMNS; then each warp adds
 // up the counts of its own column, lane b of bucket b. Two histograms, used in turn, so that one
 // barrier a tile is enough. The indices of the next tile are loaded before this one is counted.
-// sort: see Part; histogram: shared memory.
+// sort: rows and columns of dY, and its spans; histogram: shared memory.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,

@@ -146,7 +146,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
 // arrive. Only for one batch, and if a block's nodes have one parent.
 template <class Key>
 struct Parent {
-    u32 node, ticket, children;  // children: of a block
+    u32 node, ticket, children;  // ticket: number of its counter; children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
     // Finds the node above those of this block, and starts to load the keys of its first and last
@@ -253,7 +253,8 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
     }
 }
 
-// Rows [next, end) of dX, summed and stored one after the other by a thread.
+// Rows [next, end) of dX, summed and stored one after the other by a thread. dx: row 0 at the
+// thread's columns; width: elements of a row; sum: of row `next` so far.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;

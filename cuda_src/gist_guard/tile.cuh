@@ -144,6 +144,7 @@ __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin,
         WHOLE ? within : fmaxf(squares - tile_mean * (2 * sum - n * tile_mean), 0.0f);
     const double quantum = quantum_of(exponent), unit = quantum * quantum;
     const double distance = (exactly(first) + mean) * quantum - origin;
+    // off, from_tile, distance, squares
     return {off * unit, from_tile * unit, n * distance, within * unit + n * (distance * distance)};
 }
 

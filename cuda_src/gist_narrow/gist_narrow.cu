@@ -3,7 +3,8 @@
 //
 // FP10 and indices: a thread encodes or decodes one vector by itself. Scaled numbers: blocks of 128
 // elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles, each
-// encoding 8 elements. A tile is 1,024 elements, of 128 threads.
+// encoding 8 elements. A tile is 1,024 elements, of 128 threads. n_x, n_y: elements of x and of y,
+// bytes where it is u8; aligned: both begin at multiples of 16 bytes.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/fp10.cuh"
@@ -11,8 +12,7 @@
 #include "gist_narrow/scaled_fp8.cuh"
 #include "gist_narrow/scaled_int8.cuh"
 
-// T: decoded numbers; INDEX: decoded indices, as unsigned words of their size. n_x, n_y: elements
-// of x and of y, bytes where it is u8; aligned: both begin at multiples of 16 bytes.
+// T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
 #ifndef CTO_INDEX
 #define CTO_INDEX u8
 #endif
@@ -420,17 +420,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_encoder(const T* x, u32* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeFp10>(aligned, x, y, n_x, n_y, ToFp10{});
 }
-// y[i] = the FP10 number in bits 10 (i % 3) to 10 (i % 3) + 9 of x[i / 3].
+// y[i] = the FP10 number in bits 10 (i % 3) to 10 (i % 3) + 9 of x[i / 3], i < n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_decoder(const u32* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeFp10>(aligned, x, y, n_x, n_y, FromFp10{});
 }
-// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4: indices from 0 to 15, two in a byte.
+// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4: indices from 0 to 15, two in a byte, n_x in all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_encoder(const void* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeIndices>(aligned, static_cast<const Index*>(x), y, n_x, n_y, ToIndices{});
 }
-// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
+// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i, i < n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_decoder(const u8* x, void* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeIndices>(aligned, x, static_cast<Index*>(y), n_x, n_y, FromIndices{});
@@ -441,7 +441,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e4m3_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (E4M3 number of code i) * 2^s, s being the scale of the element's block of 128.
+// y[i] = (E4M3 number of code i) * 2^s, i < n_y, s being the scale of the element's block of 128;
+// x: for each tile of 1,024 elements 8 scales of 16 bits, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e4m3_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
@@ -452,7 +453,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e5m2_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (E5M2 number of code i) * 2^s, s being the scale of the element's block of 128.
+// y[i] = (E5M2 number of code i) * 2^s, i < n_y, s being the scale of the element's block of 128;
+// x: for each tile of 1,024 elements 8 scales of 16 bits, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e5m2_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
@@ -463,12 +465,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);
 }
-// gist_int8_encoder, but elements other than 0 that would round to 0 become 1 or -1.
+// y = for each tile of 1,024 elements of x 32 scales s in bfloat16, then 1,024 codes round(x[i] /
+// s) in int8, s being the scale of the element's block of 32; elements other than 0 that would
+// round to 0 become 1 or -1.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledInt8</*KEEP_SIGN=*/true>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (int8 of code i) * s, s being the scale of the element's block of 32.
+// y[i] = (int8 of code i) * s, i < n_y, s being the scale of the element's block of 32; x: for each
+// tile of 1,024 elements 32 scales in bfloat16, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_int8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);

@@ -399,10 +399,10 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
 }
 
 // Completes y, n_y bytes, that gist_sparse__encode made of the n_x elements x: y = sparse code if
-// it is shorter than head and raw elements, else head and raw elements. begins, nbytes, full: from
-// gist_sparse__encode; `groups` is zeroed. aligned: x and y start at multiples of 16 bytes. One
-// block on a multiprocessor is stated because without it CUDA 13 limits kernels for 12.0 to 48
-// registers, and they spill.
+// it is shorter than head and raw elements, else head and raw elements. mask, values: byte offsets
+// of the mask and of the first value in y. begins, nbytes, full: from gist_sparse__encode; `groups`
+// is zeroed. aligned: x and y start at multiples of 16 bytes. One block on a multiprocessor is
+// stated because without it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {

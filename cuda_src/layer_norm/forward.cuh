@@ -54,7 +54,7 @@ struct Arrays {
 template <class V, bool ALIGNED, int W>
 __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) {
     if constexpr (ALIGNED) {
-        vec::widen<V, true>(from, to);
+        vec::widen<V, /*CONSTANT=*/true>(from, to);
     } else {
 #pragma unroll
         for (int i = 0; i < W; ++i) to[i] = to_acc(from[i]);

@@ -33,8 +33,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_wa
 //     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
 //
 // A block has blockDim.x / threads rows; if that is more than one, `threads` is a power of two.
-// Threads past the last row read row 0, as they must take part in the block's shuffles and
-// barriers.
+// Threads past the last row (exists is false) read row 0, as they must take part in the block's
+// shuffles and barriers. group: number of the row in the block; thread: of this one in the row.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;

@@ -19,7 +19,7 @@ struct Second {
     using Type = X;
 };
 template <class X, class Y>
-struct Second<true, X, Y> {
+struct Second</*FROM_Y=*/true, X, Y> {
     using Type = Y;
 };
 
@@ -124,28 +124,29 @@ struct Parameters {
     const V *scale, *bias;
 
     template <class In>
-    __device__ __forceinline__ Parameters(const In& in, const Walk<W, false>&, u8*&)
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/false>&, u8*&)
         : scale(in.scale), bias(in.bias) {}
     // Scale and bias of the columns of slot u.
-    __device__ __forceinline__ void read(const Walk<W, false>& walk, int u, Acc<V> (&of_scale)[W],
-                                         Acc<V> (&of_bias)[W]) const {
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/false>& walk, int u,
+                                         Acc<V> (&of_scale)[W], Acc<V> (&of_bias)[W]) const {
         vec::widen<V>(scale + walk.column(u), of_scale);
         if constexpr (FROM_Y) vec::widen<V>(bias + walk.column(u), of_bias);
     }
 };
 template <class V, int W, bool FROM_Y>
-struct Parameters<V, W, FROM_Y, true> {
+struct Parameters<V, W, FROM_Y, /*SHIFTED=*/true> {
     InShared<Acc<V>, W> scale, bias;
 
     template <class In>
-    __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/true>& walk,
+                                          u8*& shared)
         : scale(in.scale, walk, shared), bias(scale) {
         if constexpr (FROM_Y) bias = InShared<Acc<V>, W>(in.bias, walk, shared);
         __syncthreads();
     }
     // Scale and bias of the columns of slot u, from shared memory.
-    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, Acc<V> (&of_scale)[W],
-                                         Acc<V> (&of_bias)[W]) const {
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/true>& walk, int u,
+                                         Acc<V> (&of_scale)[W], Acc<V> (&of_bias)[W]) const {
         scale.read(walk, u, of_scale);
         if constexpr (FROM_Y) bias.read(walk, u, of_bias);
     }
@@ -166,7 +167,7 @@ struct Slot {
         parameters.read(walk, u, scale, bias);
     }
     __device__ __forceinline__ Element<V, A, FROM_Y> at(int i, A mean) const {
-        return {dy[i], x[i], scale[i], FROM_Y ? bias[i] : A(0), mean};
+        return {dy[i], x[i], scale[i], /*bias=*/FROM_Y ? bias[i] : A(0), mean};
     }
 };
 

@@ -344,7 +344,8 @@ struct InShared {
     // Copies the scale or bias `from` to memory at `shared`, and moves `shared` past it. The groups
     // of a block fill it together; a barrier must follow.
     template <class E>
-    __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
+    __device__ __forceinline__ InShared(const E* from, const Walk<W, /*SHIFTED=*/true>& walk,
+                                        u8*& shared)
         : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {
         const i32 threads = walk.rows.threads;
         shared += walk.rows.depth * CHUNKS * threads * sizeof(Chunk);
@@ -357,7 +358,8 @@ struct InShared {
         }
     }
     // to[i] = the number of column i of slot u, from shared memory.
-    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/true>& walk, int u,
+                                         A (&to)[W]) const {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const Chunk chunk = own[(u * CHUNKS + c) * walk.rows.threads];

@@ -88,7 +88,7 @@ struct Unsliced {
         const i64 j = position_in_dy(cell.column, inner);
         if (j < 0) return copy_runs::zeros<T>(zeros_from(cell.column));
         const i64 length = is_run(inner) ? inner.count - j : 1;
-        return {dy + row * inner.count + j, length, dy, dy + n_dy};
+        return {dy + row * inner.count + j, length, /*begin=*/dy, /*end=*/dy + n_dy};
     }
 
     // The address of word j of dY's row for row `row` of dX, where j may be outside of that row;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
 
 // ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
-// The Source of FlattenAndUnpad's output. width: words of a row.
+// The Source of FlattenAndUnpad's output. width: words of a row; x: the input, n_x_rows rows.
 struct Selected {
     Divisor width;
     const T* x;
@@ -160,7 +160,8 @@ struct Selected {
         const Cell cell = cell_at(position, width);
         const i64 row = indices[cell.row], length = width.value - cell.column;
         if (row < 0 || row >= n_x_rows) return copy_runs::zeros<T>(length);
-        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+        return {x + row * width.value + cell.column, length, /*begin=*/x,
+                /*end=*/x + n_x_rows * width.value};
     }
 };
 
@@ -173,7 +174,8 @@ __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* in
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
-// The Source of PadAndUnflatten's output. width: words of a row. last_rows[row]: the last k with
+// The Source of PadAndUnflatten's output. width: words of a row; x: the input, n_x_rows rows;
+// indices: a row of the output for each of them. last_rows[row]: the last k with
 // indices[k] == row, if is_row_of is true of it.
 struct Padded {
     Divisor width;
@@ -188,7 +190,8 @@ struct Padded {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;
         if (!is_row_of(row, n_x_rows, indices, cell.row)) return copy_runs::zeros<T>(length);
-        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+        return {x + row * width.value + cell.column, length, /*begin=*/x,
+                /*end=*/x + n_x_rows * width.value};
     }
 };
 

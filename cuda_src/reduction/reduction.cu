@@ -242,8 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
-// y[row] = sum of x[row] for rows of `lanes` vectors of 16 bytes, a power of two; x is aligned.
-// `lanes` neighbouring threads add up a row, one vector each.
+// y[row] = sum of x[row] for n_rows rows of `lanes` vectors of 16 bytes, a power of two; x is
+// aligned. `lanes` neighbouring threads add up a row, one vector each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     sum_short_rows(x, y, n_rows, lanes);

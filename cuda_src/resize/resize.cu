@@ -174,8 +174,10 @@ struct Finished {
     i32 row[MAX_FINISHED];
 };
 
-// A warp's tile of a plane of dX. LONG: the tile needs more than COLUMNS columns of dY, so several
-// passes, or a column of dX more than HELD weights.
+// A warp's tile of a plane of dX; rows, columns: the axes of the plane; n_finished: rows in
+// `finished`; mine: the lane's columns of dX, sum: their sums of earlier passes. LONG: the tile
+// needs more than COLUMNS columns of dY, so several passes, or a column of dX more than HELD
+// weights.
 struct Tile {
     const Axis<ACC>&rows, &columns;
     const T* dy;  // the plane

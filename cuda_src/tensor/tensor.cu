@@ -81,7 +81,7 @@ struct Joined {
         const i64 column = cell.column - parts(i);
         const T* array = parts.array(i);
         const T* row = array + cell.row * width;
-        return {row + column, width - column, array, array + n_rows * width};
+        return {row + column, width - column, /*begin=*/array, /*end=*/array + n_rows * width};
     }
 };
 
@@ -109,7 +109,7 @@ struct InputColumns {
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const T* from = whole + cell.row * whole_width + start + cell.column;
-        return {from, width.value - cell.column, whole, whole + n};
+        return {from, width.value - cell.column, /*begin=*/whole, /*end=*/whole + n};
     }
 };
 
@@ -189,7 +189,8 @@ extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, starts.at[i]};
 }
-// tensor__table for parts of `width` columns each: part i starts at column i * width.
+// table[first + i] = {parts[i], (first + i) * width}, i < n_parts, and {null, the end of the last
+// part}: parts of `width` columns each. One block; several launches may write one table.
 extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_parts, i64 width,
                                               const __grid_constant__ Pointers<CAPACITY> parts) {
     const u32 i = threadIdx.x;
@@ -233,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
     T* const whole = static_cast<T*>(concat_result);
-    AllParts{n_rows, width, even, n_parts, table}.copy(
+    AllParts{n_rows, /*whole_width=*/width, even, n_parts, /*parts=*/table}.copy(
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
@@ -244,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
     const T* const whole = static_cast<const T*>(input);
-    AllParts{n_rows, width, even, n_parts, table}.copy(
+    AllParts{n_rows, /*whole_width=*/width, even, n_parts, /*parts=*/table}.copy(
         [=](const AllParts::Word& word) { return __ldcs(whole + word.in_whole); },
         [](const AllParts::Word& word, const T& x) { __stcs(word.in_part, x); });
 }
