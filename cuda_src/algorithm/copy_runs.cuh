@@ -102,7 +102,9 @@ struct Loaded<T, 1> {
 
     // True if the run has `words` words.
     __device__ static bool possible(const Run<T>& run, int words) { return run.length >= words; }
+    // Loads the word at `from`; 0 if that is null.
     __device__ void load(const T* from) { word.at[0] = from ? __ldcs(from) : T{}; }
+    // The word: there is nothing to shift.
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 

@@ -65,7 +65,9 @@ struct Reader {
             if (apart<S>(offset, i) < n && (!OPTIONAL || from))
                 registers[0].at[i] = from[apart<S>(offset, i)];
     }
+    // Element i of vector u.
     __device__ Acc<E> at(int u, int i) const { return to_acc(registers[u].at[i]); }
+    // An input stores nothing.
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -82,8 +84,10 @@ struct Writer {
     __device__ void seek(i64 first) {
         if (!OPTIONAL || to) to += first;
     }
+    // An output loads nothing.
     __device__ void load(int, u32) const {}
     __device__ void load_apart(u32, u32) const {}
+    // The result of the map for element i of vector u.
     __device__ Acc<E>& at(int u, int i) { return registers[u][i]; }
 
     // Rounds the results of vector u and writes them at to + offset; STREAMING: evict-first in the
@@ -166,9 +170,11 @@ struct RowReader {
             if (apart<S>(offset, i) < n && from)
                 reinterpret_cast<E*>(registers)[i] = from[column(apart<S>(offset, i))];
     }
+    // Element i of vector u.
     __device__ Acc<E> at(int u, int i) const {
         return to_acc(reinterpret_cast<const E*>(registers + u)[i]);
     }
+    // An input stores nothing.
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -180,7 +186,8 @@ constexpr int OF_TILING = 0;
 template <class S, int N>
 constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
 
-// operand<S>() gives the Reader or Writer of an operand for the tiling S.
+// operand<S>() gives the Reader or Writer of an operand for the tiling S. OPTIONAL: its array may
+// be null.
 template <class E, int N, bool OPTIONAL>
 struct In {
     const E* x;
@@ -235,7 +242,7 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 
 // ---- the map ------------------------------------------------------------------------------------
 
-// Elements of a vector of the first operand; all have as many.
+// Elements of a vector of the first of several Readers and Writers; all have as many.
 template <class Register, class...>
 constexpr int WIDTH_OF = Register::width;
 

@@ -130,7 +130,8 @@ struct SlotsOf {
     }
 };
 
-// A batch of a line's elements of one array, in registers.
+// A batch of a line's elements of one array, in registers. PINNED: the addresses of its slots take
+// one instruction each (SlotsOf).
 template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;

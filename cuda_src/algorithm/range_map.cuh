@@ -17,7 +17,7 @@ namespace cto::range_map {
 
 using vec::Vec;
 
-// A vector is WIDTH elements, a thread has VECS of each array in flight.
+// A vector is WIDTH elements; each of a block's THREADS threads has VECS of each array in flight.
 template <int WIDTH, int VECS, int THREADS>
 struct Tiling {
     static constexpr int width = WIDTH, vecs = VECS, threads = THREADS;

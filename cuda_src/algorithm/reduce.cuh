@@ -27,8 +27,8 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
     return value;
 }
 
-// Shared memory for sum_block. Aligned, because it is loaded by 16 bytes: racecheck reported the
-// unused bytes beside it.
+// Shared memory for sum_block, in a block of THREADS threads. Aligned, because it is loaded by 16
+// bytes: racecheck reported the unused bytes beside it.
 template <class A, int THREADS>
 struct BlockScratch {
     static constexpr int threads = THREADS, warps = THREADS / WARP;
@@ -97,6 +97,7 @@ struct Range {
     i64 n, n_vecs;
     int head;
 
+    // The n elements at `from`.
     __device__ Range(const E* from, i64 n) : from(from), n(n) {
         const int before = vec::elements_to_16(from);
         head = before < n ? before : static_cast<int>(n);
@@ -106,7 +107,8 @@ struct Range {
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// The vectors [first, first + span) of a range, as far as it has them: n at `from`; span < 2^31.
+// The vectors, of type V, [first, first + span) of a range, as far as it has them: n at `from`;
+// span < 2^31.
 template <class V>
 struct Span {
     const V* from;

@@ -53,6 +53,7 @@ struct Denominator {
     __device__ __forceinline__ void set(Acc<T> b) { value = b; }
     __device__ __forceinline__ Acc<T> divides(Acc<T> x) const { return divided(x, value, T{}); }
 };
+// x / b = x * (1 / b).
 template <>
 struct Denominator<__half> {
     float reciprocal;
@@ -84,6 +85,7 @@ struct Repeated {
         return {da, -da * b.divides(a)};
     }
 };
+// A is repeated: set(a), then gradient(dy, b).
 template <class T>
 struct Repeated<T, /*IS_B=*/false> {
     Acc<T> a;

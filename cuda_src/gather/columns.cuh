@@ -86,6 +86,7 @@ struct Part {
     i64 column;
     u32 first, end, span;
 
+    // The part of this block; sort: columns and rows of dY, rows of a span, and how many spans.
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
         span = blockIdx.x - strip * sort.spans;

@@ -83,6 +83,7 @@ struct NewEntry {
     const T* dy;
     i64 n_rows;
 
+    // Returns the entry of slice k.
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};

@@ -158,7 +158,8 @@ struct TileItems {
     }
 };
 
-// A tile sorted by one digit in shared memory. Thread d < radix computes the counts of digit d.
+// A tile, ITEMS entries a thread, sorted by one digit in shared memory. Thread d < radix computes
+// the counts of digit d.
 template <class Key, int ITEMS>
 struct SortedTile {
     using Entry = radix_sort::Entry<Key>;

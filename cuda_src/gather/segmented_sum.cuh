@@ -254,7 +254,7 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
 }
 
 // Rows [next, end) of dX, summed and stored one after the other by a thread. dx: row 0 at the
-// thread's columns; width: elements of a row; sum: of row `next` so far.
+// thread's N columns; width: elements of a row; sum: of row `next` so far.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;

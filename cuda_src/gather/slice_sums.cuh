@@ -58,6 +58,7 @@ template <class Key>
 struct Ends {
     Key first, n, middle, skipped;
 
+    // Item i of the list.
     __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 

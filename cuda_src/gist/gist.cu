@@ -72,7 +72,7 @@ struct FromHalf {
     __device__ void operator()(__half x, T& y) const { y = nan::converted<T>(x); }
 };
 
-// y[i] = F(x[i]) for each of N elements.
+// y[i] = F(x[i]), of type Y, for each of N elements.
 template <class Y, class F>
 struct Each {
     template <class X, int N>
@@ -145,7 +145,7 @@ struct Unpack1 {
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
 // codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7]; zeros for a box that is
-// not finite, and saw_nonfinite is set.
+// not finite, and saw_nonfinite is set. KEEP_SIGN: elements other than 0 get M >= 1.
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;

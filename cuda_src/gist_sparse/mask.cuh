@@ -183,7 +183,7 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
 }
 
 // put(words, i): appends element i of the 16 bytes `words` to an array in shared memory, if it is
-// not zero. `to`: where the next one goes.
+// not zero. `to`: where the next one goes. NBYTES: of an element.
 template <class T, int NBYTES = sizeof(T)>
 class Packer {
     T* to;

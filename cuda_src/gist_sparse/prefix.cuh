@@ -69,6 +69,7 @@ class Span {
     }
 
   public:
+    // words[tile]: written by `publish`; the span is tiles [from, end).
     __device__ __forceinline__ Span(const Zeroed<u32>* words, u32 from, u32 end)
         : words(words), from(from), end(end) {
         load_words();

@@ -74,7 +74,7 @@ struct Accumulate {
     }
 };
 
-// range_map's Map of y[i] = rule(x[i]); rule: a Copy, Cast or Scale.
+// range_map's Map of y[i] = rule(x[i]), x of type X; rule: a Copy, Cast or Scale.
 template <class X, class Rule>
 struct Convert {
     const X* x;

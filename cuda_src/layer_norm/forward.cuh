@@ -43,6 +43,7 @@ struct Arrays {
         const A of_bias = bias ? to_acc(bias[column]) : A(0);
         y[start + column] = from_acc<V>(x_hat * to_acc(scale[column]) + of_bias);
     }
+    // mean[row] = row_mean, inv_std[row] = row_inv_std; nothing where the array is null.
     __device__ __forceinline__ void store_statistics(i64 row, A row_mean, A row_inv_std) const {
         if (mean) mean[row] = row_mean;
         if (inv_std) inv_std[row] = row_inv_std;

@@ -37,6 +37,7 @@ struct Inputs {
     const A* mean;  // null with FROM_Y, and where rows are not centred
     const A* inv_std;
 
+    // True if dX has a mean of h.
     __device__ bool is_centred() const { return FROM_Y || mean; }
 };
 
@@ -117,12 +118,13 @@ __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool
 
 // ---- rows that fit into shared memory -----------------------------------------------------------
 
-// Scale and, with FROM_Y, bias of the slots: read from global memory, or for SHIFTED rows from
-// shared memory, to which the constructor copies them; it moves `shared` past them.
+// Scale and, with FROM_Y, bias of slots of W elements: read from global memory, or for SHIFTED rows
+// from shared memory, to which the constructor copies them; it moves `shared` past them.
 template <class V, int W, bool FROM_Y, bool SHIFTED>
 struct Parameters {
     const V *scale, *bias;
 
+    // Of rows that are not SHIFTED slots are read from global memory: nothing is copied.
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/false>&, u8*&)
         : scale(in.scale), bias(in.bias) {}
@@ -137,6 +139,8 @@ template <class V, int W, bool FROM_Y>
 struct Parameters<V, W, FROM_Y, /*SHIFTED=*/true> {
     InShared<Acc<V>, W> scale, bias;
 
+    // Copies in.scale, and with FROM_Y in.bias, to shared memory at `shared`, and moves `shared`
+    // past them. Ends with a barrier.
     template <class In>
     __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/true>& walk,
                                           u8*& shared)

@@ -86,6 +86,7 @@ struct Sgd : Descent<W, GRAD> {
         Vec<ACC, HAS_MOMENTUM ? N : 1> momentum;
     };
 
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return Base::has_vecs_at(first) &&
                all_may_have_vecs_at<WIDTH>(first, momentum, new_momentum);
@@ -170,6 +171,7 @@ struct Clip {
     using Loaded = Vec<GRAD, N>;
 
     __device__ int head() const { return vec::elements_to_16(g); }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return range_map::has_vecs_at<vec::WIDTH<GRAD>>(g, first) &&
                range_map::has_vecs_at<vec::WIDTH<GRAD>>(new_g, first);

@@ -44,9 +44,9 @@ __device__ __forceinline__ float mean_of(float sum, float count, float inverse) 
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// count[w] = elements of window first + w along an axis that count, at least 1; inverse[w] = 1 /
-// count[w], w < N. Those inside the image count, with include_pad those inside the padded one,
-// which ends at `padded`.
+// count[w] = elements of window first + w along Axis, Rows or Across, that count, at least 1;
+// inverse[w] = 1 / count[w], w < N. Those inside the image count, with include_pad those inside the
+// padded one, which ends at `padded`.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];

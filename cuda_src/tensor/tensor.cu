@@ -54,15 +54,17 @@ struct PartsByValue {
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
 };
 
-// PartsByValue for a table in memory.
+// Parts of a table in memory: parts.array(i) is part i, parts(i) the column of the result at which
+// it starts.
 struct PartsInMemory {
     const Part* parts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
     __device__ i64 operator()(u32 i) const { return parts[i].start; }
 };
 
-// Source of the result of a concatenation, n_rows rows of whole_width words: at() finds the part
-// that a position is copied from. if_even: its number if all parts were as wide.
+// Source of the result of a concatenation of n_parts parts (PartsByValue or PartsInMemory), n_rows
+// rows of whole_width words: at() finds the part that a position is copied from. if_even: its
+// number if all parts were as wide.
 template <class Parts>
 struct Joined {
     Divisor whole_width;
