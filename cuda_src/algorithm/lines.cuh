@@ -180,7 +180,8 @@ struct Reader {
         return Unit::at(registers[u].at, i);
     }
 
-    // max(least, the elements of the batch).
+    // max(least, the elements of the batch). IN_PAIRS: first the maxima of all words' lower and
+    // upper elements; the last argument of larger_pair only says their type.
     __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
         if constexpr (IN_PAIRS) {
             u32 of_word[WORDS];

@@ -55,16 +55,17 @@ __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i6
     const int head = map.head();
     if (!map.has_vecs_at(head)) {
 #pragma unroll 1
-        for (i64 i = first; i < end; i += 4 * THREADS) map_some<1, 4, THREADS>(map, i, end);
+        for (i64 i = first; i < end; i += 4 * THREADS)
+            map_some</*N=*/1, /*MANY=*/4, THREADS>(map, i, end);
         return;
     }
-    if (first == 0) map_some<1, 1, THREADS>(map, 0, head < n ? head : n);
+    if (first == 0) map_some</*N=*/1, /*MANY=*/1, THREADS>(map, 0, head < n ? head : n);
     const i64 whole = n <= head ? head : head + (n - head) / WIDTH * WIDTH;  // end of all vectors
     const i64 last = end + head < whole ? end + head : whole;
 #pragma unroll 1
     for (i64 i = first + head; i < last; i += S::tile)
         map_some<WIDTH, S::vecs, THREADS>(map, i, last);
-    if (end == n) map_some<1, 1, THREADS>(map, whole, n);
+    if (end == n) map_some</*N=*/1, /*MANY=*/1, THREADS>(map, whole, n);
 }
 
 }  // namespace cto::range_map

@@ -48,8 +48,8 @@ namespace cto::facts::attention {
 
 // Rows that a warp multiplies at once
 constexpr int BAND = 16;
-// Of rows, and of elements in one of all heads: so that they and their sums have 32 bits. Numbers
-// of keys beyond it, or below its opposite, are read as it.
+// Of rows, and of elements in one of all heads: so that they and their sums have 32 bits. Numbers of
+// keys beyond it, or below its opposite, are read as it.
 constexpr int MAX_EXTENT = 1073741824;
 // Elements of a head in shared memory: a multiple of 32
 constexpr int HEAD = CTO_HEAD;
@@ -75,8 +75,7 @@ constexpr int ADDENDS = 2;
 
 // Extents of Q (batch, heads, queries, width), K (batch, kv_heads, keys, width) and V (batch,
 // kv_heads, keys, v_width); is_flat: heads lie in the last dimension. Steps of the mask are between
-// its batches, heads, queries and keys, 0 where it has one for all; it hides keys from mask_keys
-// on.
+// its batches, heads, queries and keys, 0 where it has one for all; it hides keys from mask_keys on.
 struct Problem {
     int heads;
     int kv_heads;

@@ -56,10 +56,10 @@ struct Rule {
 static_assert(sizeof(Rule) == 32);
 
 // An array (outer, n_channels, length): a channel is `outer` pieces of `length` neighbouring
-// elements, in slots of one vector or one element. A piece has `slots` of them, a channel
-// `n_slots`, a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th
-// slot: to go on to its next, it adds `slots_on` to the slot's number in the piece and
-// `elements_on` to the index in the array; past the end of the piece also -slots, and `wrap`.
+// elements, in slots of one vector or one element. A piece has `slots` of them, a channel `n_slots`,
+// a block's part of the channel `span`, below 2^31. A thread has every blockDim.x-th slot: to go on
+// to its next, it adds `slots_on` to the slot's number in the piece and `elements_on` to the index
+// in the array; past the end of the piece also -slots, and `wrap`.
 struct Pieces {
     Divisor slots;
     long long n_channels;
@@ -95,8 +95,8 @@ static_assert(sizeof(Columns) == 56);
 
 // A matrix as in Columns, in tiles of `tile_channels` channels that fit into the shared memory of a
 // block: `staged_rows` rows of each thread, where it has more the others are read twice. They are
-// copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has
-// room for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
+// copied in `tile_groups` groups of `group_rows` rows, to a ring of `ring_rows` rows, which has room
+// for `ring_groups` groups; a tile begins `ring_step` rows after the one before.
 struct StagedTiles {
     long long n_channels;
     unsigned int n_rows;
@@ -115,8 +115,8 @@ static_assert(sizeof(StagedTiles) == 56);
 
 // Work of a launch: n_items parts of tiles, from tile first_tile on, `n_parts` of each tile. Their
 // sums are added up in groups of `group_parts` parts, then the groups (1: no groups). Item i is
-// applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh
-// has an example. `sums`, `applies`: the launch has the first pass, the second pass.
+// applied after item i + `lag` is summed, n_parts - 1 <= lag <= n_items; batch_norm/schedule.cuh has
+// an example. `sums`, `applies`: the launch has the first pass, the second pass.
 struct Schedule {
     unsigned int first_tile;
     unsigned int n_items;

@@ -114,8 +114,7 @@ static_assert(sizeof(ImageLayout) == 172);
 
 // `step`: DEPTH positions on, images, then along each axis. `rows` and `channels` of a group, and
 // those to a multiple of neighbours that are stored together. This launch has `tiles`, of all
-// groups, from the first one on. `positions` of all images; those of a part are a multiple of
-// DEPTH.
+// groups, from the first one on. `positions` of all images; those of a part are a multiple of DEPTH.
 struct WeightLayout {
     int image[3];
     int output[3];
@@ -189,8 +188,8 @@ struct StagingLayout {
 static_assert(sizeof(StagingLayout) == 192);
 
 // How an image is written: `width` neighbouring columns together, or rows where it has its channels
-// last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum
-// are, each with all rows, where it is read `as_it_lies`.
+// last. Rows of W are so many vectors of 16 bytes apart, and its taps; or neighbours of the sum are,
+// each with all rows, where it is read `as_it_lies`.
 struct StagedImage {
     int width;
     int w_row;

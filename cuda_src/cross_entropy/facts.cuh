@@ -25,8 +25,8 @@ constexpr int SUM_THREADS = 256;
 constexpr int N_SUMS = 2;
 
 // How labels and weights are read. Types are ONNX numbers, so that they cost no compilation.
-// `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a
-// weight for each row, not for each class.
+// `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a weight
+// for each row, not for each class.
 struct Rule {
     long long n_classes;
     long long ignore_index;

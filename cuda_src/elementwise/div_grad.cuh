@@ -334,7 +334,7 @@ template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
                                          Vec<Acc<T>, 1> (&per_thread)[facts::MAX_THREADS]) {
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    Columns<Acc<T>, 1, FINISH_DEPTH> own;
+    Columns<Acc<T>, /*N=*/1, FINISH_DEPTH> own;
     if (column < columns)
         own.add(partials + threadIdx.y * columns + column,
                 column_reduce::rows_of(rows - threadIdx.y), blockDim.y * columns);

@@ -14,8 +14,8 @@ constexpr int THREADS = 128;
 constexpr int NBYTES = CTO_NBYTES;
 constexpr int MAX_DIMENSIONS = 32;
 
-// dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of
-// its gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
+// dY as [outer, middle, inner] where the repeated operand is [middle]. The sum for an element of its
+// gradient is over outer times inner elements: in n_spans spans of outer_each times inner_each,
 // which are numbered along `inner` first, inner_spans of them. `lanes` threads add up one span.
 struct OuterMiddleInner {
     long long outer;
@@ -29,9 +29,9 @@ struct OuterMiddleInner {
 };
 static_assert(sizeof(OuterMiddleInner) == 64);
 
-// n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from
-// the outermost to the innermost. dy, a, b: elements from one index to the next in each array, 0
-// where the array is repeated.
+// n dimensions: the n_gradient ones that the gradient has, then those that are summed, both from the
+// outermost to the innermost. dy, a, b: elements from one index to the next in each array, 0 where
+// the array is repeated.
 struct Broadcast {
     Divisor extent[32];
     long long dy[32];

@@ -17,13 +17,15 @@ constexpr u32 NAN_CODE = 0x1F8;
 // x in FP10, rounded to nearest even; overflow gives infinity, a NaN keeps its sign.
 __device__ __forceinline__ u32 to_fp10(float x) {
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
-    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/4>(magnitude), INFINITY_CODE);
     return (bits_of(x) >> 22 & 0x200u) | (magnitude > 0x7F800000u ? NAN_CODE : code);
 }
 // The FP10 code of x: sign (bit 9), 5 bits of exponent, 4 of fraction, rounded to nearest even.
 __device__ __forceinline__ u32 to_fp10(double x) {
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
-    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/4>(magnitude), INFINITY_CODE);
     return (static_cast<u32>(bits_of(x) >> 54) & 0x200u) |
            (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code);
 }

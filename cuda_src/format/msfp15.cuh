@@ -199,8 +199,8 @@ __device__ __forceinline__ Box</*HAS_SMALL=*/true> box_of_floats(const float (&x
         box.size[j] = __uint_as_float(bits[j] & 0x7FFFFFFFu);
         there[j] = (bits[j] & 0x7FFFFFFFu) + 0x7FFFFFFFu;
     }
-    box.negative = make_uint2(gather_bytes<3>(bits), gather_bytes<3>(bits + 4));
-    box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
+    box.negative = make_uint2(gather_bytes</*BYTE=*/3>(bits), gather_bytes</*BYTE=*/3>(bits + 4));
+    box.nonzero = make_uint2(gather_bytes</*BYTE=*/3>(there), gather_bytes</*BYTE=*/3>(there + 4));
     return box;
 }
 // The Box of x[0..7]: elements of 2 bytes two a word, others by way of float.
@@ -221,7 +221,7 @@ __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     u32 doubled[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) doubled[j] = __float_as_uint(__fmaf_rz(size[j], scale, 4194304.5f));
-    return halved(gather_bytes<0>(doubled));
+    return halved(gather_bytes</*BYTE=*/0>(doubled));
 }
 
 // Byte j = sign << 6 | M, j < 4: M = byte j of `magnitudes`, but 1 if that is 0 and the element is
@@ -431,8 +431,8 @@ __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_n
     }
     const float quantum = quantum_of(shared_exponent);
     if constexpr (N == 8) {
-        decode_four<4>(codes.x, quantum, y);
-        decode_four<4>(codes.y, quantum, y + 4);
+        decode_four</*N=*/4>(codes.x, quantum, y);
+        decode_four</*N=*/4>(codes.y, quantum, y + 4);
     } else {
         const u32 half = share * N & 4 ? codes.y : codes.x;
         decode_four<N>(half >> 8 * (share * N & 3), quantum, y);

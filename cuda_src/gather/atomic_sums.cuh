@@ -16,7 +16,7 @@ template <class Target, class T>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, Acc<T>* sums,
                                            Items items, Sizes sizes) {
     const BatchItem slice(items);
-    const i64 first = slice.column<1, ATOMIC_ITEMS>(), width = sizes.width;
+    const i64 first = slice.column</*N=*/1, ATOMIC_ITEMS>(), width = sizes.width;
     if (slice.batch >= items.n_batches) return;
     const i64 row = target(slice.item);
     if (row == NOWHERE) return;

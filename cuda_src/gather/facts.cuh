@@ -114,8 +114,7 @@ struct AllDigits {
 };
 static_assert(sizeof(AllDigits) == 16);
 
-// An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch`
-// tuples.
+// An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch` tuples.
 struct Tuples {
     long long count;
     long long per_batch;

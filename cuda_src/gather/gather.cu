@@ -152,7 +152,7 @@ __device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
     }
 }
 
-using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
+using RoundTiling = map::Tiling</*IN=*/WIDTH, /*OUT=*/WIDTH, /*SHARE=*/1, ROUND_NBYTES, THREADS>;
 
 // y[i] = sums[i] rounded to T.
 struct Round {
@@ -307,7 +307,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK)
 }
 // entries[column] = {row of dx, dy} of the column's elements, by bucket of the row, in the order of
 // dy in a bucket; {a row, 0} fills runs up. A block has COLUMNS columns of one span of rows of dy.
-// counts: from gather_elements_grad__count_buckets.
+// lines: extent and stride in dx of the axis, and those of the other dimensions. counts: from
+// gather_elements_grad__count_buckets.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                           const T* dy, const u32* counts, Carried* entries,

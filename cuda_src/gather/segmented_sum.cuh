@@ -107,7 +107,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Items& items, const Sizes& sizes,
                                           const Level& level, u32 first_block) {
     const BatchItem node(items, first_block);
-    const i64 width = sizes.width, column = node.column<N, 1>();
+    const i64 width = sizes.width, column = node.column<N, /*MANY=*/1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key child = static_cast<Key>(node.item) * FANOUT;
     Key position[NODE_DEPTH<Key>];  // loaded with the keys, before these say if they are needed
@@ -178,7 +178,8 @@ struct Parent {
         __shared__ bool is_last;
         if (!has_sum(parents, sizes)) return;
         if (!reduce::arrives_last(tickets + ticket, FANOUT / children, is_last)) return;
-        const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
+        const i64 width = sizes.width,
+                  column = BatchItem(items, first_block).column<N, /*MANY=*/1>();
         if (threadIdx.y > 0 || column >= width) return;
         Sum<A, N> sum;
         sums += column;
@@ -347,7 +348,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
                                          i32 levels, i64 n_long) {
     const BatchItem task(items);
-    const i64 width = sizes.width, column = task.column<N, 1>();
+    const i64 width = sizes.width, column = task.column<N, /*MANY=*/1>();
     if (task.batch >= items.n_batches || column >= width) return;
     const Key n_slices = static_cast<Key>(sizes.n_slices);
     const bool is_long = task.item < n_long;

@@ -29,12 +29,13 @@ constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // threads that decode on
 constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;  // boxes that one store writes
 
 // map::Tiling of each kind of codec. CODES: bytes of an encoder's store. BOX_CODES: bytes of a box.
-using EncodeElements = Tiling<READ, READ, 1, ELEMENT_NBYTES, THREADS>;
-using DecodeElements = Tiling<WRITE, WRITE, 1, ELEMENT_NBYTES, THREADS>;
+using EncodeElements = Tiling</*IN=*/READ, /*OUT=*/READ, /*SHARE=*/1, ELEMENT_NBYTES, THREADS>;
+using DecodeElements = Tiling</*IN=*/WRITE, /*OUT=*/WRITE, /*SHARE=*/1, ELEMENT_NBYTES, THREADS>;
 template <int CODES>
-using EncodeBoxes = Tiling<READ_BOXES, CODES, 1, TILE_NBYTES, THREADS>;
+using EncodeBoxes = Tiling</*IN=*/READ_BOXES, /*OUT=*/CODES, /*SHARE=*/1, TILE_NBYTES, THREADS>;
 template <int BOX_CODES>
-using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, TILE_NBYTES, THREADS>;
+using DecodeBoxes =
+    Tiling</*IN=*/BOX_CODES * WRITTEN_BOXES, /*OUT=*/WRITE, /*SHARE=*/SHARES, TILE_NBYTES, THREADS>;
 
 // ---- one element to one element -----------------------------------------------------------------
 

@@ -36,8 +36,8 @@ constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 constexpr int FP10_READ = 48 / sizeof(T);
 constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
 
-using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, FP10_NBYTES, THREADS>;
-using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
+using EncodeFp10 = Tiling</*IN=*/FP10_READ, /*OUT=*/FP10_WORDS, /*SHARE=*/1, FP10_NBYTES, THREADS>;
+using DecodeFp10 = Tiling</*IN=*/FP10_WORDS, /*OUT=*/WRITE, /*SHARE=*/3, NBYTES, THREADS>;
 
 // y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2].
 struct ToFp10 {

@@ -126,10 +126,10 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
     }
 }
 
-// before[row] = set bits of the tile before the thread's vector `row`, in the order of elements.
-// Returns how many bits of the tile are set. counts: shared memory. Has a barrier; all threads of
-// the block call it. Each warp sums the parts' counts itself, part p = row * WARPS + warp in lane
-// p.
+// before[row] = set bits of the tile before the thread's vector `row`, in the order of elements;
+// bits[row]: that vector's, WIDTH of them. Returns how many bits of the tile are set. counts:
+// shared memory. Has a barrier; all threads of the block call it. Each warp sums the parts' counts
+// itself, part p = row * WARPS + warp in lane p.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;

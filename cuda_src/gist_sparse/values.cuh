@@ -74,8 +74,9 @@ struct Msfp15 {
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;
-        format::msfp15::decode_share<8>(low, /*share=*/0, /*keep_nonfinite=*/false, group.at);
-        format::msfp15::decode_share<8>(high, /*share=*/0, /*keep_nonfinite=*/false, group.at + 8);
+        format::msfp15::decode_share</*N=*/8>(low, /*share=*/0, /*keep_nonfinite=*/false, group.at);
+        format::msfp15::decode_share</*N=*/8>(high, /*share=*/0, /*keep_nonfinite=*/false,
+                                              group.at + 8);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
         decode_nonfinite(low, values);
         decode_nonfinite(high, values + 8);

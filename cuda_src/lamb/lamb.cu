@@ -207,13 +207,13 @@ using namespace cto;
 // beta v + (1 - beta) g g, d = lambda w + (new_m / c1) / (sqrt(new_v / c2) + epsilon); and for each
 // tensor t, norms[2 t] = sum of w^2, norms[2 t + 1] = sum of d^2. A block has one chunk of CHUNK
 // elements of one tensor, and writes its two sums to partials[blockIdx.x]; the block of a tensor
-// that finishes last, by tickets[t], adds them up.
-// arrays, columns: lists 0 to 3 are w, g, m, v of all tensors; 4 to 6, each of which may be absent,
-// are d, new_m, new_v. Without list 4, the d of tensor t begins at directions[first_chunk[t] *
-// CHUNK]. sizes: elements and first chunk of each tensor. rule: the attributes. rate: learning
-// rate. step: t in c1 = 1 - alpha^t, c2 = 1 - beta^t. loss_scale, norm: of all gradients, for the
-// divisor, which clips them to rule.max_norm. If `update` is 0, or rate or loss_scale allow no
-// step, inputs are copied to outputs.
+// that finishes last, by tickets[t], adds them up. arrays, columns: lists 0 to 3 are w, g, m, v of
+// all tensors; 4 to 6, each of which may be absent, are d, new_m, new_v. Without list 4, the d of
+// tensor t begins at directions[first_chunk[t] * CHUNK]. sizes: elements and first chunk of each
+// tensor. rule: the attributes. rate: learning rate. step: t in c1 = 1 - alpha^t, c2 = 1 - beta^t.
+// loss_scale, norm: the divisor is loss_scale, or norm / rule.max_norm where that is larger; norm:
+// of all gradients. If `update` is 0, or rate or loss_scale allow no step, inputs are copied to
+// outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,

@@ -10,9 +10,9 @@ namespace cto::facts::layer_norm {
 constexpr int STAGED_THREADS = 512;
 // Of a block that walks down columns
 constexpr int COLUMN_THREADS = 256;
-// Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X
-// and one of Y; of rows of more than DEEP_LENGTH, in blocks of STAGED_THREADS at most; of rows that
-// fit into no block otherwise.
+// Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X and
+// one of Y; of rows of more than DEEP_LENGTH, in blocks of STAGED_THREADS at most; of rows that fit
+// into no block otherwise.
 template <int NBYTES>
 constexpr int COLUMNS = 0;
 template <>
@@ -64,9 +64,9 @@ template <>
 constexpr int SINGLE_COLUMNS<8> = 8;
 
 // `count` rows of `length`. A row has `threads`, a part of a warp that is a power of two or whole
-// warps, and a block `groups` of them, each with rows of its own. After `period` rows, which
-// divides the number of blocks, they begin alike. A row has so many `slots`, a thread `depth` of
-// them. In shared memory are 1 or 2 rows of each group (`stages`); 2 where slots are elements.
+// warps, and a block `groups` of them, each with rows of its own. After `period` rows, which divides
+// the number of blocks, they begin alike. A row has so many `slots`, a thread `depth` of them. In
+// shared memory are 1 or 2 rows of each group (`stages`); 2 where slots are elements.
 struct Rows {
     long long count;
     long long length;

@@ -380,7 +380,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 first = blockIdx.y * rows_of_part;
     const i64 n = first + rows_of_part < count ? rows_of_part : count - first;
-    column_reduce::Columns<A, 1, 1> scale, bias;
+    column_reduce::Columns<A, /*N=*/1, /*DEPTH=*/1> scale, bias;
     if (column < length) {
         Column<T, V, FROM_Y> own(in, means, dx, column, length);
         own.add(first + threadIdx.y, column_reduce::rows_of(n - threadIdx.y));
@@ -402,7 +402,7 @@ template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
     __shared__ Vec<A, 1> per_thread[STAGED_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    column_reduce::Columns<A, 1, 8> columns;
+    column_reduce::Columns<A, /*N=*/1, /*DEPTH=*/8> columns;
     if (column < length)
         columns.add(sums + threadIdx.y * length + column, column_reduce::rows_of(n - threadIdx.y),
                     blockDim.y * length);

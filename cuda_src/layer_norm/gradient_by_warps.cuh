@@ -250,14 +250,14 @@ struct Gradient {
     // thread's first slot in that row.
     template <int U>
     __device__ __forceinline__ void start(const V* of_dy, const X* of_x, u32 to) const {
-        copy_after<U * APART, U * APART>(dy + to, of_dy);
-        copy_after<U * APART, U * APART>(x + to, of_x);
+        copy_after</*TO=*/U * APART, /*FROM=*/U * APART>(dy + to, of_dy);
+        copy_after</*TO=*/U * APART, /*FROM=*/U * APART>(x + to, of_x);
     }
     // Begins to copy the first row of each stage.
     __device__ __forceinline__ void start_first() const {
         for (i32 s = 0; s < walk.rows.stages; ++s) {
             const i64 at = element + s * walk.pitch;
-            each_slot<0, D>([&](auto u) {
+            each_slot</*U=*/0, D>([&](auto u) {
                 if (s < walk.n_rows && walk.has(u.value))
                     start<u.value>(in.dy + at, in.x + at, s * stage_nbytes(walk.rows));
             });
@@ -288,15 +288,15 @@ struct Gradient {
     __device__ __forceinline__ void read(int u, A (&of_dy)[W], A (&of_x)[W], A (&scale)[W]) const {
         vec::widen<V>(dy + stage + u * APART, of_dy);
         vec::widen<X>(x + stage + u * APART, of_x);
-        table.template read<0>(u, scale);
+        table.template read</*K=*/0>(u, scale);
     }
     // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift, or with FROM_Y (y -
     // bias) / scale.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];
-            table.template read<1>(u, inverse);
-            table.template read<2>(u, of_bias);
+            table.template read</*K=*/1>(u, inverse);
+            table.template read</*K=*/2>(u, of_bias);
 #pragma unroll
             for (int i = 0; i < W; ++i) x[i] = (x[i] - of_bias[i]) * inverse[i];
         } else {
@@ -361,7 +361,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     const auto& walk = gradient.walk;
     const auto& in = gradient.in;
     A sums[2] = {};
-    each_slot<0, D>([&](auto u) {
+    each_slot</*U=*/0, D>([&](auto u) {
         if (walk.has(u.value)) gradient.sum_slot(u.value, own.mean, sums);
     });
     if (SHIFTED) edge.add_to(sums, in, own);
@@ -370,7 +370,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     const Factors factors(own, of);
     const i32 stages = walk.rows.stages;
     const i64 later = gradient.element + stages * walk.pitch;
-    each_slot<0, D>([&](auto u) {
+    each_slot</*U=*/0, D>([&](auto u) {
         if (walk.has(u.value))
             gradient.template write_slot<u.value>(factors, left > stages, in.dy + later,
                                                   in.x + later, dx + gradient.element);

@@ -156,8 +156,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
-// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g of block b has rows (b *
-// rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Rows are read in 16-byte vectors.
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Rows are read
+// in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -168,9 +169,10 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
-// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g of block b has rows (b /
-// p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1, ..., p = rows.period,
-// which begin at the same address modulo 16. Rows do not begin at multiples of 16 bytes.
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b / p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1,
+// ..., p = rows.period, which begin at the same address modulo 16. Rows do not begin at multiples
+// of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -181,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
-// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g of block b has rows (b *
-// rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Whole warps share a row of 2-byte
-// types.
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Whole warps
+// share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -194,10 +196,10 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
-// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g of block b has rows (b /
-// p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1, ..., p = rows.period,
-// which begin at the same address modulo 16. Whole warps share a row of 2-byte types, which does
-// not begin at a multiple of 16 bytes.
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b / p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1,
+// ..., p = rows.period, which begin at the same address modulo 16. Whole warps share a row of
+// 2-byte types, which does not begin at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
                                                const U* mean, const U* inv_std, T* dx,
@@ -209,8 +211,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
 // scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
-// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g of block b has rows (b *
-// rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Elements are read one by one.
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Elements are
+// read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -245,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
 
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column], or null. Group g of block b has rows (b * rows.groups + g) + k * gridDim.x *
-// rows.groups, k = 0, 1, ... Rows are read in 16-byte vectors.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -258,9 +261,9 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column], or null. Group g of block b has rows (b / p * rows.groups + g) * p + b % p + k *
-// gridDim.x * rows.groups, k = 0, 1, ..., p = rows.period, which begin at the same address modulo
-// 16. Rows do not begin at multiples of 16 bytes.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b / p * rows.groups
+// + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1, ..., p = rows.period, which begin at
+// the same address modulo 16. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -272,8 +275,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column], or null. Group g of block b has rows (b * rows.groups + g) + k * gridDim.x *
-// rows.groups, k = 0, 1, ... Whole warps share a row of 2-byte types.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Whole warps share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
@@ -285,8 +288,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column], or null. Group g of block b has rows (b * rows.groups + g) + k * gridDim.x *
-// rows.groups, k = 0, 1, ... Elements are read one by one.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,

@@ -194,7 +194,7 @@ template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
                                             const Staged<E, W>&... arrays) {
     if constexpr (W == 1) {
-        (arrays.start_words(walk, walk.row, 0), ...);
+        (arrays.start_words(walk, walk.row, /*stage=*/0), ...);
         async_copy::commit();
     } else {
         for (i32 stage = 0; stage < walk.rows.stages; ++stage) {

@@ -46,8 +46,9 @@ struct SgdFactors {
 };
 
 // The SgdFactors of a step, computed by each thread. rule: attributes. rate: learning rate. step:
-// number of the step, from 1. Gradients are divided by loss_scale, or more so that `norm`, of all
-// of them, becomes max_norm at most. update: 0 to skip the step.
+// number of the step, from 1. Gradients are divided by loss_scale, or by norm / max_norm where that
+// is larger (norm: of all of them, before the division), which clips them. update: 0 to skip the
+// step.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -218,9 +219,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // A step for a list of parameters: u = g / divisor + weight_decay w, new w = w - rate u. arrays,
 // columns: lists 0 to 2 are w, g, low-precision weights (float16, or bfloat16 with is_bfloat16); 4
 // and 5 the new w and low-precision weights; absent ones have a negative column. rule: attributes.
-// rate: learning rate. step: number of the step, from 1. Gradients are divided by loss_scale, or
-// more so that `norm`, of all of them, becomes max_norm at most. If `update` is 0, or rate or
-// loss_scale allow no step, weights are copied. A block has one chunk of one tensor.
+// rate: learning rate. step: number of the step, from 1. Gradients are divided by loss_scale, or by
+// norm / max_norm where that is larger (norm: of all of them, before the division), which clips
+// them. If `update` is 0, or rate or loss_scale allow no step, weights are copied. A block has one
+// chunk of one tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -237,9 +239,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
 // w = w - rate u. arrays, columns: lists 0 to 2 are w, g, low-precision weights (float16, or
 // bfloat16 with is_bfloat16); 3 the momenta b; 4 to 6 the new w, low-precision weights, momenta;
 // absent ones have a negative column. rule: attributes. rate: learning rate. step: number of the
-// step, from 1. Gradients are divided by loss_scale, or more so that `norm`, of all of them,
-// becomes max_norm at most. If `update` is 0, or rate or loss_scale allow no step, inputs are
-// copied. A block has one chunk of one tensor.
+// step, from 1. Gradients are divided by loss_scale, or by norm / max_norm where that is larger
+// (norm: of all of them, before the division), which clips them. If `update` is 0, or rate or
+// loss_scale allow no step, inputs are copied. A block has one chunk of one tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,

@@ -267,7 +267,8 @@ struct Tile {
         ++n_finished;
     }
 
-    // Sums the finished rows over columns and stores them; with LONG, after the last pass.
+    // Sums the finished rows over columns and stores them. LONG: `sum` adds up the passes, and rows
+    // are stored after the last one.
     template <bool LONG>
     __device__ void gather_finished() {
         __syncwarp();
