@@ -30,7 +30,7 @@ __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
-// By `map`, loads, then stores, this thread's MANY vectors of N elements, THREADS vectors apart;
+// Loads, then stores, by `map`, this thread's MANY vectors of N elements, THREADS vectors apart;
 // the block's first vector begins at element `first`, and those from `end` on are left out. Vectors
 // lie before `end` as a whole or not at all.
 template <int N, int MANY, int THREADS, class Map>

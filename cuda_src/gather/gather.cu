@@ -320,7 +320,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
 }
 // dx[row][column], [n_rows][width], = sum of the entries of the column with this row. A block has
 // BUCKET_ROWS rows, one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared
-// memory. entries: from gather_elements_grad__move_to_buckets, counts: from __count_buckets.
+// memory. entries: from gather_elements_grad__move_to_buckets, counts: from
+// __count_buckets. sort: spans of rows of dy, and entries that a column has room for.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {

@@ -217,8 +217,9 @@ struct SortedTile {
 };
 
 // Moves every entry of the block's span of `from` to its place in `to` by the digit of `pass`,
-// stably: a tile at a time. counts[block][digit]: from count_digits. Barriers: all warps have
-// counted; all digits have places; the tile is sorted in `sorted`, shared memory.
+// stably: a tile, ITEMS entries a thread, at a time. counts[block][digit]: from count_digits.
+// Barriers: all warps have counted; all digits have places; the tile is sorted in `sorted`, shared
+// memory.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,

@@ -1,10 +1,8 @@
-// SPDX-License-Identifier: MIT
-// Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
-//
-// FP10 and indices: a thread encodes or decodes one vector by itself. Scaled numbers: blocks of 128
-// elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles, each
-// encoding 8 elements. A tile is 1,024 elements, of 128 threads. n_x, n_y: elements of x and of y,
-// bytes where it is u8; aligned: both begin at multiples of 16 bytes.
+// FP10 and indices: a thread encodes or decodes one vector by itself; map_vecs calls a codec with a
+// vector of x and the number of the share that the thread makes of it. Scaled numbers: blocks of
+// 128 elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles,
+// each encoding 8 elements. A tile is 1,024 elements, of 128 threads. n_x, n_y: elements of x and
+// of y, bytes where it is u8; aligned: both begin at multiples of 16 bytes.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/fp10.cuh"
@@ -203,8 +201,9 @@ struct ScaledFp8 {
         return encoded;
     }
 
-    // `encode` where a block of the warp has an infinity or a NaN. It is not inlined, and indexes x
-    // in loops, so that it costs the others no registers.
+    // The codes of x, the thread's READ elements, and the scale of their block, where a block of
+    // the warp has an infinity or a NaN. It is not inlined, and indexes x in loops, so that it
+    // costs the others no registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x) {
         const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
         Magnitude largest = 0;
@@ -283,9 +282,9 @@ struct ScaledInt8 {
         return encoded;
     }
 
-    // `encode` where a block of the warp has an infinity or a NaN; largest: of the thread's block,
-    // bits of a float. It is not inlined, and indexes x in loops, so that it costs the others no
-    // registers.
+    // The codes of x, the thread's READ elements, and the scale of their block, where a block of
+    // the warp has an infinity or a NaN; largest: magnitude of the thread's block, bits of a float.
+    // It is not inlined, and indexes x in loops, so that it costs the others no registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x, u32 largest) {
         const bool is_finite = largest < scaled_int8::INFINITY_BITS;
         u32 of_finite = 0;

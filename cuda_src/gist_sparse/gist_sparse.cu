@@ -68,8 +68,8 @@ struct Scratch {
     u32* full;            // number of full tiles before the first that is not full
 };
 
-// Arguments of gist_sparse__encode: n elements of x are encoded to y, in `tiles` tiles. aligned: x
-// and y start at multiples of 16 bytes.
+// `call`, the arguments of gist_sparse__encode: n elements of x are encoded to y, in `tiles` tiles.
+// aligned: x and y start at multiples of 16 bytes.
 struct Encoding {
     const T* x;
     i64 n;
@@ -378,12 +378,12 @@ using namespace cto;
 // mask, values: byte offsets of the mask and of the first value in the code.
 
 // y, of n_y bytes, = sparse code of the n_x elements x, if tile 0 is not full; else the raw
-// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. Blocks
-// take tiles by *tickets, so that there may be fewer blocks than tiles. groups[tile] = 1 + 16-byte
-// groups of its values, for other blocks; tickets and groups are zero before the launch.
-// begins[tile] = groups of all tiles before it, where tile 0 is full; *nbytes = length of the
-// sparse code; *full = number of full tiles before the first that is not. aligned: x and y start at
-// multiples of 16 bytes.
+// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. mask,
+// values: byte offsets of the mask and of the first value in y. Blocks take tiles by *tickets, so
+// that there may be fewer blocks than tiles. groups[tile] = 1 + 16-byte groups of its values, for
+// other blocks; tickets and groups are zero before the launch. begins[tile] = groups of all tiles
+// before it, where tile 0 is full; *nbytes = length of the sparse code; *full = number of full
+// tiles before the first that is not. aligned: x and y start at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,

@@ -214,7 +214,7 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
     }
     row.each([&](A distance) { squares += distance * distance; });
     if (line.full) {
-        Moments<A> moments{own, row.center, squares};
+        Moments<A> moments{/*n=*/own, /*mean=*/row.center, squares};
         moments.join(line.threads, arrays.is_centred, moments_of_warp);
         row.center_at(moments.mean);
         squares = moments.squares;

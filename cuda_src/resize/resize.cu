@@ -195,7 +195,7 @@ struct Tile {
         dx += first + lane;
 #pragma unroll
         for (int v = 0; v < MINE; ++v) {
-            mine[v] = {-1};
+            mine[v] = {/*pixel=*/-1};
             sum[v] = ACC(0);
             if (v * WARP + lane < n) mine[v].find(columns, first + v * WARP + lane);
         }
