@@ -245,8 +245,8 @@ struct Task {
 // Writes d_whole, and for each element of `repeated` the sum of its gradient over a span, to
 // partials[span][element], or with one span to d_repeated. dY and the whole operand are [outer,
 // middle, inner], `repeated` is [middle]. A task's span is outer_each rows by inner_each columns of
-// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers; n_spans
-// spans in all.
+// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers, how many
+// spans there are along `inner` (inner_spans) and in all (n_spans).
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,

@@ -264,9 +264,10 @@ extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> ra
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
-// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn and write N sums each
-// to `partials`, from place.first * N on; the last block of the last launch, by `ticket`, adds up
-// those of all place.n_in_all blocks (0 in other launches).
+// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn and write their sums
+// (SumsOfSquares::N of them, 1 or 3) to `partials`, block b at (place.first + b) * N; the last
+// block of the last launch, by `ticket`, adds up those of all place.n_in_all blocks (0 in other
+// launches).
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
