@@ -1,3 +1,6 @@
+// SPDX-License-Identifier: MIT
+// Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
+//
 // FP10 and indices: a thread encodes or decodes one vector by itself; map_vecs calls a codec with a
 // vector of x and the number of the share that the thread makes of it. Scaled numbers: blocks of
 // 128 elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles,
