@@ -423,7 +423,10 @@ class AdamWOptimizer(Op):
 
 
 def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """Return a launch of this family; types: of the slots W, GRAD and MOMENT."""
+    """Return a launch of the kernel `symbol` in `grid` blocks, with the arguments `args`.
+
+    types: W, GRAD and MOMENT: dtypes of weights, gradients and moments that it is compiled for.
+    """
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
@@ -441,7 +444,12 @@ def rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """Return the kernels' AdamRule; rates: alpha, beta, lambda, epsilon; decays: decay mode."""
+    """Return the kernels' struct AdamRule.
+
+    rates: (alpha, beta, lambda, epsilon). correct_bias: moments are divided by 1 - rate^step.
+    decays: weight_decay_mode: 0 decays the weight, 1 the updated one, 2 adds to the gradient.
+    maximize: the gradient's sign is reversed. seed: of random rounding; None rounds to nearest.
+    """
     numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
     return by_value(
         AdamRule,
@@ -470,7 +478,12 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """Plan launches `make(grid, arguments)` as `over_lists`; `most` elements for each block."""
+    """Plan launches make(grid, arguments), each over the chunks of a batch of parameters.
+
+    inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights
+    and largest second moments, None where absent. args: the step's numbers, the same in each
+    launch. most: elements of a chunk, which a block takes.
+    """
     w, g, m, v, mixed, largest = inputs
     *written, copied, new_largest = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)
@@ -483,7 +496,10 @@ def chunks_of_lists(
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
-    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already."""
+    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already.
+
+    numbers: arguments of `common.count_step` after the launch maker.
+    """
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
     return common.count_step(make, *numbers)

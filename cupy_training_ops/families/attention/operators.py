@@ -95,7 +95,7 @@ class _Attention(Op):
     )
 
     def problem(self, q: Spec, k: Spec, v: Spec, mask: Spec | None) -> dict[str, Any]:
-        """Return the fields of the struct Problem by name; refuse shapes that do not fit."""
+        """Return the fields of the struct Problem by name; refuse inputs that do not fit each other."""
         shapes = {
             name: self._by_heads(name, spec) for name, spec in zip("QKV", (q, k, v), strict=True)
         }

@@ -151,7 +151,8 @@ class Kernels:
 def _fitting(device: Device, head: int, row_nbytes: int, by_fragments: bool) -> Tiles:
     """Return the first tiles that fit into shared memory, else the last, which fit everywhere.
 
-    head: elements of a head, padded. row_nbytes: of a row of it in shared memory.
+    head: elements of a head, padded. row_nbytes: of a row of it in shared memory. by_fragments:
+    tensor cores multiply, which have tiles of their own.
     """
     choices: Sequence[Tiles] = BY_ELEMENTS
     if by_fragments:

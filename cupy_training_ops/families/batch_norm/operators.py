@@ -70,7 +70,7 @@ class _BatchNorm(Op):
 
 
 def _rule(op: BatchNormInternal | BatchNormRelu) -> object:
-    """Return the struct Rule of an operator's attributes."""
+    """Return the kernels' struct Rule: the attributes of `op`, and rest = 1 - momentum."""
     return by_value(
         Rule,
         epsilon=op.epsilon,

@@ -110,8 +110,8 @@ def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
 def _samples(name: str, number: int) -> Iterator[Sample]:
     """Yield an ordinary sample of each combination of types, and other shapes and values.
 
-    Each shape is in some combinations of types, which its place in the list picks, so that all
-    combinations occur.
+    Each shape is in some combinations of types, which its place in the list and `number`, the
+    operator's place, pick, so that all combinations occur.
     """
     required = {"epsilon": 1e-5} if name == "BatchNormalizationGrad" else {}
     for row in ROWS:

@@ -80,7 +80,10 @@ class _OfLists(Collective):
         return Plan(tuple(self._steps(xs, ys)))
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        """Yield the steps that write ys from all ranks' xs, in a sub-group of several ranks."""
+        """Yield the steps that write the outputs ys from all ranks' inputs xs.
+
+        The sub-group has several ranks; the i-th of ys belongs to the i-th of xs.
+        """
         raise NotImplementedError
 
 
@@ -268,7 +271,8 @@ class AdasumAllReduce(_OfLists):
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:
     """Return the bits, as 1, 2, 4, ..., in which partners differ, in the order of combining.
 
-    With reduce_algo 2 from local_size on. Refuse groups whose sizes are no powers of two.
+    op: the operator's name, for errors. With reduce_algo 2 from local_size on. Refuse groups whose
+    sizes are no powers of two.
     """
     first = 1
     if reduce_algo == 2:
@@ -334,8 +338,8 @@ def _combine(
 ) -> Iterator[Launch]:
     """Yield the launches that write `results` from `own` and the partner's tensors of a batch.
 
-    Dot products of chunks, then scales of tensors, then sums. is_first: in AdasumAllReduce's
-    formula this rank's tensors are a, and not b.
+    Dot products of chunks, then scales of tensors, then sums. buffers: scratch memory with the
+    partner's tensors. is_first: in AdasumAllReduce's formula this rank's tensors are a, and not b.
     """
     binding = adasum_slots(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
@@ -459,7 +463,10 @@ class Recv(PointToPoint):
     arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
-        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say."""
+        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say.
+
+        signal: True. remote: the sender's rank.
+        """
         self.check_remote(remote)
         if self.shapes is None:
             refuse(self.name, "shapes", "shapes, where nothing is received yet", "None")
@@ -503,7 +510,10 @@ class Recv(PointToPoint):
     def _next_shapes(
         self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
-        """Wait for the next message of the rank `remote`; return its arrays' shapes."""
+        """Wait for the next message of the rank `remote`; return its arrays' shapes.
+
+        inputs, keywords: the call's arguments, which have InputSignal and Remote by place or name.
+        """
         pairs = zip(self.inputs, (*inputs, None, None), strict=False)
         signal, remote = (keywords.get(item.name, value) for item, value in pairs)
         self.group.require_open(self.name)

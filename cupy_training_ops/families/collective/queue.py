@@ -43,8 +43,9 @@ class Row(NamedTuple):
 
 
 def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
-    """Return an NCCL call for an array of `size` elements ("reduceScatter": of each rank's part).
+    """Return the NCCL call `method` for an array of `size` elements of `dtype`.
 
+    size: for "reduceScatter" that of each rank's part.
     rest: SUM or MEAN of "allReduce" and "reduceScatter"; that and the rank with the result of
     "reduce"; the rank with the array of "broadcast"; the other rank of "send" and "recv". Methods
     that sum nothing move bytes: NCCL has not every type of fixed size.

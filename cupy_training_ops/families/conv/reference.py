@@ -4,7 +4,7 @@
 Each is a matrix product with X unfolded (im2col): a row for every channel and tap (an element of
 the kernel), a column for every output. So many outputs at a time that X unfolded has about _PIECE
 elements: some images, and a box of their positions. Products are in float32, of float64 in float64;
-results are rounded once.
+results are rounded once. In all functions c is the convolution, with its shapes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def conv_transpose_grad(
 
 @quiet
 def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None) -> HostArray:
-    """Return Y = W times X unfolded, plus a bias for each filter or none."""
+    """Return Y = W times X unfolded (c: the convolution), plus a bias for each filter or none."""
     y = np.empty(c.y_shape, x.dtype)
     filters = _matrix(c, w)
     for images in _blocks(c):
@@ -115,7 +115,10 @@ def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None)
 def _data_gradient(
     c: Convolution, dy: HostArray, w: HostArray, bias: HostArray | None
 ) -> HostArray:
-    """Return dX = W transposed times dY, folded (col2im), plus a bias for each channel or none."""
+    """Return dX = W transposed times dY, folded (col2im), plus a bias for each channel or none.
+
+    c: the convolution whose data gradient it is.
+    """
     dx = np.empty(c.x_shape, dy.dtype)
     filters = np.ascontiguousarray(_matrix(c, w).swapaxes(1, 2))  # BLAS is slower if transposed
     for images in _blocks(c):
@@ -170,7 +173,7 @@ def _gradients_of_stride_1(
 
 @quiet
 def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
-    """Return dW, summed in float64: X unfolded times dY transposed."""
+    """Return dW of convolution c, summed in float64: X unfolded times dY transposed."""
     total = np.zeros((c.group, math.prod(c.w_shape[1:]), c.group_filters), FLOAT64)
     for images in _blocks(c):
         source = wide(x[images])

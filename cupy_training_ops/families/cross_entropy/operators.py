@@ -243,7 +243,7 @@ class SparseOp(CrossEntropyOp):
         return inputs[0] if inputs else self.ignore_index
 
     def check_shapes(self, scores: Spec, labels: Spec, weights: Spec | None) -> tuple[Shape, Dtype]:
-        """Return (shape of the rows, type of the outputs); refuse shapes that do not fit."""
+        """Return (shape of the rows, type of the outputs); refuse inputs that do not fit."""
         declared, label, weight = self.inputs[self.n_before : self.n_before + 3]
         rank = len(scores.shape)
         if rank < (2 if self.axis == 1 else 1):
@@ -264,7 +264,7 @@ class SparseOp(CrossEntropyOp):
     def targets(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> Targets:
-        """Return what plans take: labels with weights; ignored: as for `ignored_label`."""
+        """Return labels with weights; ignored: (ignored label or None,) where it is an input."""
         n_classes, label = scores.shape[self.axis], self.ignored_label(*ignored)
         return Targets(labels, n_classes, weights, label, row_weights=self.axis != 1)
 
@@ -535,7 +535,10 @@ class CrossEntropyLossAndGrad(SparseOp):
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
-        """Plan the call; others: ignored label, loss_scale, then the outputs in their order."""
+        """Plan the call; others: ignored label, loss_scale, then the outputs as declared.
+
+        The first two are None where they are left out, and so are outputs that are not wanted.
+        """
         ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
@@ -655,7 +658,10 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         gradient: Spec | None,
         of_target: Spec | None,
     ) -> Plan:
-        """Plan the call: targets without labels, and probabilities in their place."""
+        """Plan the call: targets without labels, and probabilities in their place.
+
+        scale: loss_scale or None. gradient, of_target: d_scores and d_target, None if not wanted.
+        """
         rows = replace(self.rows(device, scores), t_target=target.dtype)
         classes = Targets(None, scores.shape[1], weights)
         numbers = self.label_smoothing, self.lse_square_scale, self.softcap

@@ -171,8 +171,8 @@ class Rows:
     def divisor(self, targets: Targets) -> tuple[plans.Launch | None, tuple[object, object]]:
         """Return (launch, (memory, number)): the divisor of losses as two kernel arguments.
 
-        It is in memory, as a WeightSum that the launch writes; or memory and launch are None, and
-        it is the number.
+        targets: labels and weights, whose sum it is for a weighted mean. It is in memory, as a
+        WeightSum that the launch writes; or memory and launch are None, and it is the number.
         """
         if not self.differ(targets):
             return None, (None, self.count())
@@ -199,8 +199,8 @@ class Rows:
     ) -> plans.Launch | None:
         """Return the launch of output = sum of rows' losses times weights, over the divisor.
 
-        losses: memory with them; None: there is no launch. are_weighted: they have been multiplied
-        by their targets' weights already.
+        losses: memory with them; None: there is no launch. targets: labels and weights; None: all
+        weigh 1. are_weighted: the losses have been multiplied by weights already.
         """
         if losses is None:
             return None
@@ -263,7 +263,10 @@ class Rows:
 def forward(
     rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Plan the loss (`output`) and log-probabilities of scores, against labels."""
+    """Plan the loss (`output`) and log-probabilities of scores, against labels (`targets`).
+
+    output, log_prob: None where not wanted.
+    """
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     most = ALONE_THREADS if log_prob is None and rows.lines.n_outer >= MANY_ROWS else MAX_THREADS
@@ -274,7 +277,10 @@ def forward(
 def backward(
     rows: Rows, dy: Spec, log_prob: Spec, targets: Targets, bias: Spec | None, gradient: Spec
 ) -> plans.Plan:
-    """Plan `gradient`, that of the scores, from dy, that of the loss; a bias is added to it."""
+    """Plan `gradient`, that of the scores, from dy, that of the loss; a bias is added to it.
+
+    log_prob: logarithms of softmax. targets: labels and weights. bias: None adds nothing.
+    """
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
     # A thread holds fewer log-probabilities in registers beside a bias of a wider type.
@@ -297,7 +303,8 @@ def both(
 
     Without labels in `targets`, against probabilities. The kernels with shares (the probability
     that is wanted of each class) also serve where smoothing goes with weights of classes. scale: in
-    an array, a number, or a number of each call.
+    an array, a number, or a number of each call. terms: smoothing, z-loss and softcap, and outputs
+    for z-loss and predicted classes.
     """
     divides, divisor = rows.divisor(targets)
     losses, squares = rows.losses(output), rows.losses(terms.z_loss)

@@ -3,6 +3,11 @@
 
 A row is the scores of all classes for one label. Elements of large arrays are computed in float32,
 of others in float64, and so are sums over rows. `check` says only what a call refuses.
+
+reduction: "mean" (by the sum of rows' weights), "sum", or "none", a loss for each row.
+ignore_index: the label of rows that do not count, None: there is none. output_type: the dtype of
+the loss (None: of the scores). label_smoothing, lse_square_scale, softcap: see
+CrossEntropyLossAndGrad.
 """
 
 from __future__ import annotations
@@ -103,7 +108,10 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
-    """Return the gradient of logits from dy, that of the loss; classes come last."""
+    """Return the gradient of logits from dy, that of the loss; classes come last.
+
+    label: the class of each row. weight: of each row, None: 1. reduction: the loss's.
+    """
     rows = _Rows(label, log_prob.shape[-1], None, weight)
     return rows.gradient(dy, log_prob, -1, reduction, None, log_prob.dtype)
 
@@ -147,7 +155,10 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None,
     check: bool,
 ) -> HostArray:
-    """Return the scores' gradient from dy, that of the loss; log_prob: (N, C, ...)."""
+    """Return the scores' gradient from dy, that of the loss with this reduction.
+
+    log_prob: (N, C, ...). label: (N, ...), the class of each row, or ignore_index. weight: (C,).
+    """
     return softmax_cross_entropy_loss_internal_grad(
         dy,
         log_prob,
@@ -173,7 +184,10 @@ def softmax_cross_entropy_loss_internal_grad(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
-    """Return the scores' gradient from dy, plus a bias (N, C, ...), in output_type."""
+    """Return the scores' gradient from dy, that of the loss, plus a bias, in output_type.
+
+    log_prob, bias: (N, C, ...). label: (N, ...), classes or ignore_index. weight: (C,).
+    """
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)
 
@@ -252,8 +266,8 @@ def dense_cross_entropy_loss_and_grad(
 ) -> tuple[HostArray, ...]:
     """Return the loss of scores (N, C, ...) against probabilities, their gradient and target's.
 
-    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). shares: the smoothed
-    target times weights of classes; each: these weights as (1, C, 1).
+    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). loss_scale: factor of
+    both gradients. shares: the smoothed target times weights of classes; each: these as (1, C, 1).
     """
     flat, n_classes = _flat(scores), max(scores.shape[1], 1)
     each = np.ones((1, 1, 1)) if weights is None else _wide(weights).reshape(1, -1, 1)
@@ -352,7 +366,10 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,
     ) -> _Rows:
-        """Make the rows with a weight for each class, in place of one for each row."""
+        """Make the rows with `weights` of classes, in place of one for each row.
+
+        n_classes: labels are from 0 to n_classes - 1, or ignore_index, which does not count.
+        """
         rows = cls(labels, n_classes, ignore_index, None)
         if weights is not None and weights.size:
             rows.weights = np.where(rows.known, _wide(weights)[rows.classes], rows.weights)
@@ -360,7 +377,10 @@ class _Rows:
 
     @quiet
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
-        """Return loss and log-probabilities, in dtype `out`; axis: of the classes, 1 or -1."""
+        """Return loss and log-probabilities, in dtype `out`; axis: of the classes, 1 or -1.
+
+        reduction: "mean", "sum" or "none".
+        """
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
         log_prob, own = np.empty(scores.shape, out), []
         lines = self._lines(axis, scores, log_prob)
@@ -380,7 +400,10 @@ class _Rows:
         bias: HostArray | None,
         out: Dtype,
     ) -> HostArray:
-        """Return the scores' gradient from dy, that of the loss, plus a bias, in dtype `out`."""
+        """Return the scores' gradient from dy, that of the loss, plus a bias, in dtype `out`.
+
+        axis: of the classes in log_prob, 1 or -1. reduction: the loss's.
+        """
         kind = FLOAT64 if out == FLOAT64 else working_type(log_prob)
         gradient = np.empty(log_prob.shape, out)
         lines = self._lines(axis, log_prob, gradient, *([] if bias is None else [bias]))
@@ -399,7 +422,10 @@ class _Rows:
     def loss_and_gradient(
         self, dy: HostArray, scores: HostArray, axis: int, reduction: str, out: Dtype
     ) -> _Pair:
-        """Return the loss in dtype `out` and the scores' gradient, from one softmax."""
+        """Return the loss in dtype `out` and the scores' gradient, from one softmax.
+
+        dy: the gradient of the loss. axis: of the classes, 1 or -1. reduction: of the loss.
+        """
         gradient, own = np.empty(scores.shape, scores.dtype), []
         scale = self._scale(dy, reduction)
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
@@ -428,8 +454,9 @@ class _Rows:
     ) -> tuple[HostArray, ...]:
         """Return loss, gradient, z-loss and predicted classes, computed in float64.
 
-        class_weights: where labels are smoothed with weights of classes, these are multiplied to
-        the shares of classes, and rows then have weight 1.
+        dy: the gradient of the loss. scores: (N, C, ...). class_weights: where labels are smoothed
+        with weights of classes, these are multiplied to the shares of classes, and rows then have
+        weight 1. out: dtype of loss and z-loss. The last three: attributes of the operator.
         """
         line, n_classes = _CappedLines(_flat(scores), softcap), max(scores.shape[1], 1)
         shares = np.full(line.scores.shape, label_smoothing / n_classes)
@@ -482,7 +509,8 @@ class _Rows:
     def _scale(self, dy: HostArray, reduction: str, of_row: HostArray | None = None) -> HostArray:
         """Return dy of_row / divisor of the rows, flat, or one number if all are the same.
 
-        of_row: the rows' weights by default. Sets `special` where some are to be 0 or NaN.
+        dy: the loss's gradient. of_row: the rows' weights by default. The divisor is their sum for
+        the "mean", else 1. Sets `special` where some are to be 0 or NaN.
         """
         of_row = self.weights if of_row is None else of_row
         divisor = self.weights.sum() if reduction == "mean" else 1.0

@@ -251,7 +251,10 @@ def _typed_samples(form: Form) -> Iterator[Sample]:
 
 
 def _regularized_samples(form: Form) -> Iterator[Sample]:
-    """Yield samples with smoothed labels, z-loss and capped scores, alone and together."""
+    """Yield samples of a form with smoothed labels, z-loss and capped scores, alone and together.
+
+    form: an operator, and which of the optional inputs and attributes it has.
+    """
     for i, terms in enumerate(TERMS):
         for j, (label, shape, ignore, offset) in enumerate(CALLS):
             if (i + j) % 3:
@@ -267,7 +270,10 @@ def _regularized_samples(form: Form) -> Iterator[Sample]:
 
 
 def _probability_samples(form: Form) -> Iterator[Sample]:
-    """Yield samples with probabilities of either type, smoothed, with a z-loss and caps."""
+    """Yield samples of `form`, the operator that takes probabilities for targets.
+
+    Types of scores, targets and outputs, then smoothing, a z-loss and caps.
+    """
     types = (
         *((t, t, t) for t in FLOATS),
         *((t, t, FLOAT32) for t in (FLOAT16, BFLOAT16)),

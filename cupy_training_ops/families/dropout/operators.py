@@ -126,7 +126,10 @@ class _Biased(_Elementwise):
     """Base of dropout(data + bias) + residual."""
 
     def infer(self, data: Spec, *others: Any) -> tuple[Spec, ...]:
-        """Check the shapes of bias and residual; return the specs of output and mask."""
+        """Check the shapes of bias and residual; return the specs of output and mask.
+
+        others: bias, residual or None, then ratio, training_mode and state.
+        """
         bias, residual = others[:2]
         if bias.shape not in (data.shape, data.shape[-1:]):
             expected = f"shape {data.shape[-1:]} or {data.shape}, data's last extent or its shape"
@@ -211,7 +214,10 @@ class BiasSoftmaxDropout(Drawing):
     ratio_at = -2
 
     def infer(self, data: Spec, bias: Spec, *others: object) -> tuple[Spec, ...]:
-        """Check axis and bias; return the specs of dropout_output, mask and softmax_output."""
+        """Check axis and bias; return the specs of dropout_output, mask and softmax_output.
+
+        others: ratio and state, whose values do not matter here.
+        """
         axis = from_front(self.name, self.axis, len(data.shape))
         if not _fits(bias.shape, data.shape, axis, self.is_inner_broadcast):
             which = "last" if self.is_inner_broadcast else "first"

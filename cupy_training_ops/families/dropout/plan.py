@@ -65,13 +65,17 @@ class Launches:
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Plan a launch of `symbol`: a thread has NBYTES bytes of arrays[0]."""
+        """Plan a launch of the kernel `symbol`: a thread has NBYTES bytes of arrays[0].
+
+        arrays, then options, its scalars, are the kernel's arguments.
+        """
         return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Plan a launch as `elementwise`, but with MOST_TILES tiles a block for 16-bit elements.
+        """Plan a launch of the kernel `symbol`, with up to MOST_TILES tiles for each block.
 
-        A tile is what a block takes there. The kernel gets tiles a block before the options.
+        A tile is what a block takes in `elementwise`; 4-byte elements and wider have one. The
+        kernel's arguments are arrays, the number of tiles of a block, and options, its scalars.
         """
         launch = self.elementwise(symbol, arrays)
         (n_tiles,) = launch.config.grid

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, its gradients, and both with softmax in NumPy. Formulas: `operators.py`."""
+"""Dropout, its gradients, and both with softmax in NumPy. Formulas: `operators.py`.
+
+ratio: the share of elements that become 0; None: 0.5. training_mode: False keeps all; None is False
+in the forward, True in gradients. state: seed and offset of the random numbers; without it, the
+attribute seed (None: 0) and offset 0.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """Return mask * data / (1 - ratio), and the mask of bools."""
+    """Return mask * data / (1 - ratio), and the mask of bools; arguments: see the module."""
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
     return _rounded(values, data.dtype), mask
 
@@ -62,7 +67,10 @@ def bias_dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """Return dropout(data + bias) + residual, and the mask of bools."""
+    """Return dropout(data + bias) + residual, and the mask of bools.
+
+    bias: shape of data or of its last axis. The others: see the module.
+    """
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
     return _rounded(values if residual is None else values + wide(residual), data.dtype), mask
@@ -82,7 +90,10 @@ def bias_softmax_dropout(
     is_inner_broadcast: bool,  # noqa: ARG001 - says which shapes a bias may have
     seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on."""
+    """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on.
+
+    bias broadcasts to data. ratio, state, seed: see the module.
+    """
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
@@ -98,7 +109,10 @@ def dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """Return mask * dy / (1 - ratio), where the mask may have any shape of as many elements."""
+    """Return mask * dy / (1 - ratio), where the mask may have any shape of as many elements.
+
+    ratio: None: 0.5. training_mode: False returns dy.
+    """
     applied = _ratio(ratio, training_mode is not False)
     return _rounded(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
@@ -109,7 +123,10 @@ def bitmask_dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """Return dropout_grad; bit i % 32 of the mask's word i / 32 stands for element i."""
+    """Return dropout_grad with a mask of uint32: bit i % 32 of word i // 32 is element i's.
+
+    ratio: None: 0.5. training_mode: False returns dy.
+    """
     bits = np.unpackbits(mask.ravel().view(np.uint8), bitorder="little", count=dy.size)
     return dropout_grad(dy, bits.view(np.bool_), ratio, training_mode)
 

@@ -101,7 +101,10 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Return the inputs of the element-wise operator `name`; a gradient's with a drawn mask."""
+    """Return inputs of the element-wise operator `name`, with call's shape, ratio and state.
+
+    A gradient gets a mask that its forward draws with ratio 0.4.
+    """
     x = values(rng, call.shape, dtype)
     if name.endswith("Grad"):
         forward = cpu.bitmask_dropout if name.startswith("Bit") else cpu.dropout

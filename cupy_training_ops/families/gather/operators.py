@@ -47,7 +47,8 @@ CHECK = attribute(
 class _GatherGradient(Op):
     """Base of gradients that add slices of dY to the rows of dX that the indices name.
 
-    A batch has K slices and G rows, W elements each.
+    A batch has K slices and G rows, W elements each. A Scatter has the arrays and sizes of a call,
+    and collects its launches.
     """
 
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
@@ -242,9 +243,9 @@ class GatherElementsGrad(_GatherGradient):
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Plan atomic additions of dY's elements, in the order of dY.
 
-        columns: extent of the indices' last coalesced dimension, whose elements lie `stride` apart
-        in dX (0 on the axis). Unless they are few or on the axis, a block takes STRIP_COLUMNS of
-        them in several rows.
+        scatter: the call, to which launches are added. columns: extent of the indices' last
+        coalesced dimension, whose elements lie `stride` apart in dX (0 on the axis). Unless they
+        are few or on the axis, a block takes STRIP_COLUMNS of them in several rows.
         """
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
@@ -282,8 +283,9 @@ def columns_of(
 ) -> Columns | None:
     """Return how to see dY and dX as rows and columns, where elements stay in their column.
 
-    dims: coalesced indices. dX has rows of the fewest elements that an index or an outer dimension
-    steps over. None if neighbours in the indices' last dimension are none in dX.
+    scatter: the call's sizes. shape: of X. axis: that indices are along. dims: coalesced indices.
+    dX has rows of the fewest elements that an index or an outer dimension steps over. None if
+    neighbours in the indices' last dimension are none in dX.
     """
     (n, stride), outer = dims[-1], dims[:-1]
     if stride != 1:
@@ -294,7 +296,10 @@ def columns_of(
 
 
 def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
-    """Return the struct Lines of coalesced `dims`; strides count `unit` elements of dX."""
+    """Return the struct Lines of a dX of `shape` that indices along `axis` are to be found in.
+
+    dims: the indices' dimensions by `coalesce`. unit: elements of dX that strides count in.
+    """
     *outer, (n, column_stride) = dims
     return by_value(
         Lines,

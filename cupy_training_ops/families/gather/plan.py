@@ -421,7 +421,7 @@ class Scatter:
     def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
         """Plan zeros, then `symbol`, which adds dY atomically, then rounding if sums are wider.
 
-        args: the kernel's last arguments, behind target, dY and the sums.
+        config: its grid and block. args: its last arguments, behind target, dY and the sums.
         """
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
@@ -457,7 +457,10 @@ def sums_nbytes(scatter: Scatter) -> int:
 
 
 def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:
-    """Return True if to sort by columns is faster than to sort all elements together."""
+    """Return True if to sort by columns is faster than to sort all elements together.
+
+    scatter: the call. columns: rows and columns of dY and dX.
+    """
     return (
         scatter.sizes.K >= LONG_SORT
         and scatter.dy.dtype.itemsize <= MAX_COLUMN_NBYTES

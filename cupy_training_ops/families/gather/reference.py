@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of the gather operators in NumPy. Formulas: the classes in `operators.py`.
 
-Sums are accumulated in float64 and rounded once, so that their order does not show.
+Sums are accumulated in float64 and rounded once, so that their order does not show: the attribute
+deterministic does not matter. shape: that of X.
 """
 
 from __future__ import annotations

@@ -35,7 +35,11 @@ def gist_guarded_msfp15_encoder(
     grouping: Grouping | None,
     whole: bool,
 ) -> tuple[HostArray, HostArray]:
-    """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off."""
+    """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off.
+
+    keep_nonfinite: tiles with infinities or NaN have codes for them, else all NaN. grouping:
+    lengths (outer, groups, inner) of x, or None. whole: measure every element, not a sample.
+    """
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
     top = int(exponents.max(initial=0))
@@ -70,7 +74,7 @@ def _worst(sums: Sums) -> float:
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
     """Return the sums over all groups, measured AT_ONCE elements at a time, so as to fit a cache.
 
-    x: flat. codes: of MSFP15, (tiles, 8).
+    x: flat. codes: of MSFP15, (tiles, 8). sample: which elements are measured.
     """
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
@@ -131,9 +135,10 @@ def _elements(
 
 
 def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
-    """Return decoded elements in float64: tile numbers (groups, n) become (groups, n * TILE).
+    """Return decoded elements in float64: `tiles`, numbers (groups, n), give (groups, n * TILE).
 
-    A tile that is asked for several times is decoded once.
+    codes: of all tiles, (tiles, 8). dtype: of the elements that they encode. A tile that is asked
+    for several times is decoded once.
     """
     once, where = np.unique(tiles, return_inverse=True)
     shape = (once.size, TILE)
@@ -143,7 +148,7 @@ def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
 
 
 def _means(x: HostArray, tiles: HostArray) -> HostArray:
-    """Return each element's tile mean: tile numbers (groups, n) become (groups, n * TILE).
+    """Return each element's tile mean: `tiles`, numbers (groups, n), give (groups, n * TILE).
 
     The last tile of x may have fewer elements.
     """

@@ -181,7 +181,10 @@ def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: 
 
 @quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    """Return tiles of uint8: for each block a bfloat16 s = largest / 127, and int8 round(x / s)."""
+    """Return tiles of uint8: for each block a bfloat16 s = largest / 127, and int8 round(x / s).
+
+    keep_sign: of numbers but 0 no code is 0.
+    """
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     largest = np.abs(narrow).max(1)
@@ -197,7 +200,7 @@ def _integers_of_nonfinite(
 ) -> tuple[HostArray, HostArray]:
     """Return codes and scales of blocks with infinities or NaN, whose finite codes are below 127.
 
-    Arguments as of _integers.
+    numbers: (blocks, elements). narrow: the same in float32. keep_sign: no number but 0 has code 0.
     """
     size = np.abs(narrow)
     is_finite = np.isfinite(size)
@@ -214,7 +217,8 @@ def _integers(
 ) -> tuple[HostArray, HostArray]:
     """Return int8 codes (blocks, elements), from -most to most, and bfloat16 scales (blocks,).
 
-    narrow: numbers in float32. largest: of each block. keep_sign: no number but 0 has code 0.
+    numbers: (blocks, elements). narrow: the same in float32. largest: |number| of each block.
+    keep_sign: no number but 0 has code 0.
     """
     scales = largest * FLOAT32.type(1 / most)
     scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)

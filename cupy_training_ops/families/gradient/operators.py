@@ -251,7 +251,10 @@ class MixedPrecisionScale(Op):
         return (tuple(Spec(x.shape, self.to) for x in xs),)
 
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
-        """Plan a launch for each batch of arrays, into arrays of their own or one after another."""
+        """Plan a launch for each batch of the arrays xs, scaled by the number in s.
+
+        ys: an array for each of xs, or with fuse_outputs one that has the results end to end.
+        """
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"

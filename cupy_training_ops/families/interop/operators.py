@@ -191,7 +191,7 @@ class _PythonOp(_Delegating):
         return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
 
     def adopt_outputs(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
-        """Return the function's results as arrays; refuse one without the memory it should have.
+        """Return the function's results, `values`, as arrays; refuse one of other memory than due.
 
         reused[i]: the place among `inputs` of the array whose memory output i has, or -1.
         """
@@ -297,7 +297,10 @@ class PythonOp(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, inputs: Arrays) -> Iterator[object]:
-        """Run the forward, yield (context, outputs); keep what it saved once they are accepted."""
+        """Run the forward, yield (context, outputs); keep what it saved once they are accepted.
+
+        context: an array of one number, by which PythonOpGrad finds what was saved.
+        """
         function = functions.python_op(self.name, self.func_name)
         letters, arrays = self.input_convention, iter(inputs)
         arguments = [
@@ -460,7 +463,8 @@ class TritonOp(_Delegating):
 def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[int, object]:
     """Return the constant arguments by their places; refuse attributes that contradict.
 
-    letters: the convention. attributes: those of PythonOp, input_{kind}_scalars and so on.
+    op: the operator's name, for errors. letters: the convention, d or c for each argument.
+    attributes: those of PythonOp: input_{kind}_scalars and so on.
     """
     by_place: dict[int, object] = {}
     for name, place, value in _with_places(op, attributes):
@@ -476,7 +480,7 @@ def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[i
 
 
 def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, int, object]]:
-    """Yield (attribute that holds the place, place, value) of each constant."""
+    """Yield (attribute that has the place, place, value) of each constant; op: for errors."""
     for kind in KINDS:
         scalars = attributes[f"input_{kind}_scalars"]
         yield from _pairs(op, f"input_{kind}_scalar_positions", attributes, scalars)
@@ -487,7 +491,7 @@ def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _pairs(
     op: str, name: str, attributes: Mapping[str, Any], values: Sequence[object]
 ) -> Iterator[tuple[str, int, object]]:
-    """Return (name, place, value) of each value; attributes[name] has the places."""
+    """Return (name, place, value) of each of `values`; attributes[name] has the places."""
     places = attributes[name]
     if len(places) != len(values):
         refuse(op, name, f"{len(values)} places, one for each value", str(len(places)))
@@ -495,8 +499,10 @@ def _pairs(
 
 
 def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Return the tuples of one kind, which attributes hold joined: begins (0, 2), values (a, b, c)
-    are [(a, b), (c,)]."""
+    """Return the tuples of a kind ("int", "float", "bool"), which the attributes have joined.
+
+    Begins (0, 2) and values (a, b, c) give [(a, b), (c,)]. op: the operator's name, for errors.
+    """
     name, values = f"input_{kind}_tuple_begins", attributes[f"input_{kind}_tuples"]
     begins: tuple[int, ...] = attributes[name]
     if not begins and not values:
@@ -507,7 +513,7 @@ def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[obj
 
 
 def require_places(op: str, reused: tuple[int, ...] | None, n: int) -> None:
-    """Refuse `reused` unless it is (-1, then for each output one of n places or -1)."""
+    """Refuse `reused` unless it is (-1, then for each output one of n input places or -1)."""
     if reused is not None and (reused[0] != -1 or not set(reused) <= set(range(-1, n))):
         expected = f"-1 for the context, and -1 or a place below {n} for each output"
         refuse(op, "tensor_reuse_map", expected, shown(reused))

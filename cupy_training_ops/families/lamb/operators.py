@@ -137,7 +137,10 @@ class LambOptimizer(Op):
     )
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
-        """Check lists and attributes; return the step after this one, and the lists as they are."""
+        """Check lists and attributes; return the step after this one, and the lists as they are.
+
+        update: the update signal. specs: the other inputs as declared.
+        """
         t, w, g, m1, m2, mixed = specs[3:]
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
@@ -197,9 +200,10 @@ class LambOptimizer(Op):
 class _Step:
     """A step over lists: directions (d of LambOptimizer) and updates of weights, batch by batch.
 
-    sizes: elements of each tensor. direction, update: the lists that the two kernels read and
-    write. numbers: rate, step, loss scale, norm and update signal, for the first kernel; rate:
-    rate, loss scale and signal, for the second.
+    types: dtypes of weights ("W"), gradients ("GRAD") and moments ("MOMENT"). sizes: elements of
+    each tensor. direction, update: the lists that the two kernels read and write. numbers: rate,
+    step, loss scale, norm and update signal, for the first kernel; rate: rate, loss scale and
+    signal, for the second. is_bfloat16: low-precision weights are, not float16.
     """
 
     types: dict[str, Dtype]
@@ -225,7 +229,8 @@ class _Step:
 
         All batches share scratch memory, which has room for the largest of them. Directions are in
         it only where the caller wants no new gradients, in whose arrays they would lie. rules: of
-        each tensor. limits: of the ratio of norms, least and most.
+        each tensor. limits: of the ratio of norms, least and most. correct_bias: moments are
+        divided by 1 - decay^step.
         """
         if not (self.direction.are_written or self.update.are_written):
             return Plan()

@@ -153,8 +153,9 @@ def _rows_on_chip(
 ) -> Rows | None:
     """Return rows that fit on chip with or without by_warps (as in Rows), or None.
 
-    Other arguments are those of `rows_on_chip`; width: elements of a slot, 1 or more. Two stages
-    let the next row be copied while one is used.
+    shape: (rows, elements of a row). dtypes: of the arrays whose rows stay on chip. width: elements
+    of a slot, 1 or more. n_parameters: 1 for scale, 2 for scale and bias. Two stages let the next
+    row be copied while one is used.
     """
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
@@ -175,8 +176,8 @@ def _rows_on_chip(
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
     """Return the threads of a row, and how many slots of `width` elements each has.
 
-    most: elements of a thread. Rows that do not begin with slots have up to 2 width - 2 elements
-    outside of them, each with a thread of its own.
+    length: elements of a row. most: elements of a thread. by_warps: as in Rows. Rows that do not
+    begin with slots have up to 2 width - 2 elements outside of them, each with a thread of its own.
     """
     if length % width == 0:
         return _threads(length, width, most, 1)
@@ -193,8 +194,8 @@ def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
     """Return the threads of a row, and how many slots of `width` elements each has.
 
-    A thread has at most `most` elements; there are at least `least` threads, and whole warps of
-    them, or, of slots, also a power of 2 below a warp.
+    length: elements of a row. A thread has at most `most` elements; there are at least `least`
+    threads, and whole warps of them, or, of slots, also a power of 2 below a warp.
     """
     threads = max(least, ceil_div(length, most))
     if width > 1 and threads <= WARP:
