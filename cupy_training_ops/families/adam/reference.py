@@ -297,8 +297,8 @@ def adam_w_optimizer(
 ) -> tuple[HostArray, Lists, Lists, Lists]:
     """Return AdamWOptimizer's outputs: updated_flag, and lists of weights and moments 1 and 2.
 
-    lr: learning rate. step: its number. Lists have an array for each parameter. update_signal:
-    False changes nothing. rule: the attributes.
+    lr: learning rate. step: its number. Lists have an array for each parameter; momentums_1, _2:
+    first and second moments. update_signal: False changes nothing. rule: the attributes.
     """
     update = bool(number(update_signal))
     _, m, v, w, *_ = adam_optimizer_list(

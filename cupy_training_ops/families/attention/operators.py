@@ -71,7 +71,11 @@ def max_width(dtype: Dtype) -> int:
 
 
 class _Attention(Op):
-    """Base of both: attributes, and the extents of Q, K and V."""
+    """Base of both: attributes, and the extents of Q, K and V.
+
+    Methods have the inputs' specs by names in small letters: q, k, v, y, dy, lse, mask (attn_mask)
+    and lengths (nonpad_kv_seqlen), the last two None where they are left out.
+    """
 
     domain = "cupy_training_ops"
     types: ClassVar[Types] = TypeRows(
@@ -95,7 +99,7 @@ class _Attention(Op):
     )
 
     def problem(self, q: Spec, k: Spec, v: Spec, mask: Spec | None) -> dict[str, Any]:
-        """Return the fields of the struct Problem by name; refuse inputs that do not fit each other."""
+        """Return the fields of the struct Problem by name; refuse inputs that do not fit."""
         shapes = {
             name: self._by_heads(name, spec) for name, spec in zip("QKV", (q, k, v), strict=True)
         }

@@ -349,9 +349,9 @@ class Call:
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
         """Return how many of a thread's last rows L2 is asked to keep for the second pass.
 
-        n_parts: of a tile. ring: groups of rows in shared memory, 0 without. With two arrays all of
-        them beside rings, else none: rows that leave the cache first seem not to take the place of
-        what earlier work has left there.
+        matrix: the array in tiles. n_parts: of a tile. ring: groups of rows in shared memory, 0
+        without. With two arrays all of them beside rings, else none: rows that leave the cache
+        first seem not to take the place of what earlier work has left there.
         """
         if len(self.read) > 1:
             return matrix.turns(n_parts) if ring else 0
@@ -381,9 +381,9 @@ class Call:
     ) -> Plan:
         """Plan launches of both passes over the parts of all tiles, with their scratch memory.
 
-        symbol: the kernel. blocks: of a multiprocessor. layout: the struct Pieces or Columns. work:
-        tiles and their parts. shared_nbytes: of the ring of a block; then blocks also list the
-        parts that they have summed, in n_parts numbers.
+        symbol: the kernel. blocks: of a multiprocessor. n_channels: in all. layout: the struct
+        Pieces or Columns. work: tiles and their parts. shared_nbytes: of the ring of a block; then
+        blocks also list the parts that they have summed, in n_parts numbers.
         """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)

@@ -38,7 +38,8 @@ def batch_norm_internal(
     """Return Y = scale (X - mean) / sqrt(var + epsilon) + bias, and four statistics.
 
     These are running_mean, running_var, saved_mean, saved_inv_std; None without training_mode.
-    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode input_...
+    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode
+    input_mean and input_var, the running ones before.
     epsilon, momentum, unbiased: see the module.
     """
     before = _wide(input_mean), _wide(input_var)

@@ -39,9 +39,9 @@ def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
 def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
     """Compare the descriptions of a Send and its Recv; raise GroupError on both if they differ.
 
-    op: the operator's name. ranks: (receiver, sender). text: this rank's description. Each kind of
-    call is compared once by an exchange; after that the sender only sends its text ahead, and the
-    receiver compares.
+    group: that both are in. op: the operator's name. ranks: (receiver, sender). text: this rank's
+    description. Each kind of call is compared once by an exchange; after that the sender only sends
+    its text ahead, and the receiver compares.
     """
     receiver, sender = ranks
     if group.agree(op, ranks, text):

@@ -65,7 +65,10 @@ class WarmCall(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
-        """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more."""
+        """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more.
+
+        placed: (step arguments before, tables of addresses) of the last run; None before the first.
+        """
         if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
         step = call.ready.only_step
@@ -212,7 +215,10 @@ class Collective(Op):
         return len(self.ranks) > 1
 
     def own_call(self, prepared: Prepared) -> Call | None:
-        """Refuse calls that would leave other ranks waiting; return None: run as others do."""
+        """Refuse calls that would leave other ranks waiting; return None: run as others do.
+
+        prepared: where the call runs, and which outputs it writes.
+        """
         own, device = self.group.device, prepared.placement.device
         if own is not None and device >= 0 and device != own:  # -1: the host, which each rank has
             expected = f"one that communicates from cuda device {device}, where the arrays are"
@@ -226,7 +232,10 @@ class Collective(Op):
         return f"{self.name}(group_type={self.group_type}) on cuda"
 
     def nccl_step(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
-        """Return a step that queues `rows`, one NCCL call for each array, as one group of calls."""
+        """Return a step that queues `rows`, one NCCL call for each array, as one group of calls.
+
+        specs: the arrays that are sent. outputs: those that are written.
+        """
         agree = self.agreement(specs)
         calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))

@@ -63,7 +63,7 @@ def count_or_none(value: object) -> int:
 def arrays(name: str, doc: str, holes: bool = False) -> Input:
     """Return the declaration of an input: a list of arrays whose elements nobody reads.
 
-    holes: its items may be None.
+    doc: how many, for the documentation. holes: its items may be None.
     """
     return Input(
         name,
@@ -191,6 +191,7 @@ class RecordEvent(_Event):
     num_outputs = attribute(optional(count_or_none), None, doc="None: one for each array")
 
     def order(self, identifier: int, backend: Backend) -> None:
+        """Record event `identifier` on the backend's current stream."""
         if not EVENTS.record(identifier, backend.record):
             expected = "an event that a WaitEvent took before it is recorded again"
             refuse(self.name, "EventIdentifier", expected, shown(identifier))
@@ -210,7 +211,7 @@ class WaitEvent(_Event):
     timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
     def order(self, identifier: int, backend: Backend) -> None:
-        """Wait on the current stream for the event, once another thread has recorded it."""
+        """Wait on the backend's current stream for event `identifier`, once it is recorded."""
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError as error:

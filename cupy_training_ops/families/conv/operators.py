@@ -115,7 +115,7 @@ class _Convolution(Op):
         return 3 if self.tf32x3 else int(self.allow_tf32)
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
-        """Return the ordinary convolution of this operator's X and W.
+        """Return the ordinary convolution of this operator's X and W (x, w).
 
         Of a transposed one it is the convolution whose data gradient it is.
         """
@@ -208,7 +208,10 @@ class _Gradient(_Convolution):
         return Spec(x.shape, x.dtype), Spec(w.shape, x.dtype), Spec(shape[1:2], x.dtype)
 
     def plan(self, device: Device, dy: Spec, x: Spec, w: Spec, *results: Spec | None) -> Plan:
-        """Plan dX, dW and dB, None where not wanted; a transposed one's X is the other's Y."""
+        """Plan dX, dW and dB (results), None where not wanted, from dy, x and w.
+
+        Of a transposed convolution dY is the ordinary one's X, and X its dY.
+        """
         dx, dw, db = results
         convolution, tf32 = self.convolution(x, w), self.tf32
         if not self.is_transposed:

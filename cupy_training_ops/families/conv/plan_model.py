@@ -4,8 +4,9 @@
 Staged arrays: see plan_staged.py. Times are in stages: a tall tile's product with one part of its
 sum, LINE_NBYTES bytes of each row and column in shared memory.
 
-In all functions tf32 is the number of products of TF32 for each of float32: 1, 3, or 0 (exact), and
-`wanted` has the call's arrays and says which results are computed (`Wanted`).
+In all functions `conv` is the ordinary convolution whose result or gradients are computed, tf32 the
+number of products of TF32 for each of float32: 1, 3, or 0 (exact), and `wanted` has the call's
+arrays and says which results are computed (`Wanted`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
 
 
 def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
-    """Return the convolution with small groups joined, several to one, to fill a tile.
+    """Return `conv` with small groups joined, several to one, to fill a tile.
 
     Large groups, those of one filter, and channels that are no multiple of 4 stay. W then has zeros
     where a filter and a channel are of two groups.

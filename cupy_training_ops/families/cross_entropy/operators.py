@@ -313,7 +313,10 @@ class GradientOp(SparseOp):
     def infer(
         self, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
-        """Return the spec of d_logits; others: (ignored label, bias) if they are declared."""
+        """Return the spec of d_logits, by log_prob's shape; refuse inputs that do not fit.
+
+        others: (ignored label, bias) if they are declared.
+        """
         rows, t_out = self.check_shapes(log_prob, label, weight)
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
@@ -326,7 +329,10 @@ class GradientOp(SparseOp):
     def plan(
         self, device: Device, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *rest: Any
     ) -> Plan:
-        """Plan d_logits; rest: (d_logits,), or (ignored label, bias, d_logits) if declared."""
+        """Plan d_logits from dy, the gradient of the loss, and log_prob, logarithms of softmax.
+
+        rest: (d_logits,), or (ignored label, bias, d_logits) where those inputs are declared.
+        """
         *optional_inputs, gradient = rest
         bias = optional_inputs[1] if optional_inputs else None
         targets = self.targets(log_prob, label, weight, *optional_inputs[:1])

@@ -262,7 +262,7 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
-        """Check that A and B broadcast to dY's shape; return the specs of dA and dB.
+        """Check that a (A) and b (B) broadcast to dY's shape; return the specs of dA and dB.
 
         More than MAX_DIMENSIONS dimensions may do, if neighbours broadcast alike and are merged.
         """

@@ -64,7 +64,10 @@ class _GatherGradient(Op):
             refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
 
     def choose_plan(self, scatter: Scatter) -> Plan:
-        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics."""
+        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics.
+
+        scatter: the call's arrays and sizes, which collects the launches.
+        """
         if scatter.sizes.K == 0:
             scatter.zero(scatter.dx, scatter.dx.dtype)
             return scatter.plan()
@@ -145,7 +148,7 @@ class GatherNDGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
-        """Check batch_dims and the shapes of indices and update; return the spec of output."""
+        """Check batch_dims and the shapes of indices and update (dY); return the spec of output."""
         b, rank = self.batch_dims, len(indices.shape)
         if not 0 <= b < max(len(shape), 1):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
@@ -165,7 +168,10 @@ class GatherNDGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
     ) -> Plan:
-        """Plan with all batches as one, whose rows are named by batch and k indices."""
+        """Plan with all batches as one, whose rows are named by batch and k indices.
+
+        update: the gradient of GatherND's output, dY.
+        """
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))

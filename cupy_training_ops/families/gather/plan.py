@@ -361,7 +361,8 @@ class Scatter:
         """Plan partial sums level by level: counts[i] nodes of FANOUT^(i+1) sorted entries each.
 
         The first `n_starts` blocks of the first launch write `starts`, the first entry of each row.
-        sums: room for n_sums(counts) sums of W elements in each batch.
+        entries: (row, slice) sorted by row. sums: room for n_sums(counts) sums of W elements in
+        each batch.
         """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
@@ -401,7 +402,11 @@ class Scatter:
         starts: Scratch,
         sums: Scratch,
     ) -> None:
-        """Plan the sums of all rows of dX, from partial sums and single entries."""
+        """Plan the sums of all rows of dX, from partial sums and single entries.
+
+        counts: nodes of each level of `sums`. entries: (row, slice) sorted by row. starts: the
+        first entry of each row.
+        """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
@@ -476,8 +481,8 @@ def add_columns(scatter: Scatter, columns: Columns) -> Plan:
     """Plan counts, a move to buckets and sums, column by column; deterministic.
 
     A bucket is BUCKET_ROWS rows of dX. Entries (row, element) of each column are sorted by bucket
-    only; a warp then adds a bucket's in their order.
-    columns: dY as R rows of C columns, dX as G rows of W.
+    only; a warp then adds a bucket's in their order. scatter: the call. columns: dY as R rows of C
+    columns, dX as G rows of W.
     """
     strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)

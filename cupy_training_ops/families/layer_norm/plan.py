@@ -237,8 +237,8 @@ class Read:
 def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
     """Plan dX, and the gradients of scale and bias (`sums`), each if it is not None.
 
-    read: the arrays that they are computed from, and the kernels. Rows that fit on chip are read
-    once, others twice.
+    matrix: the rows. read: the arrays that they are computed from, and the kernels. Rows that fit
+    on chip are read once, others twice.
     """
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))

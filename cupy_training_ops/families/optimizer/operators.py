@@ -93,6 +93,7 @@ class SGDOptimizer(Op):
     types: ClassVar[Types] = {"T": FLOATS, "L": common.NUMBERS}
 
     def infer(self, eta: object, w: Spec, g: Spec) -> tuple[Inferred, ...]:
+        """Return the specs of NW and NG, both that of W; refuse a G of another shape."""
         common.refuse_other_shapes(self.name, "G", g, "W", w)
         return w, w
 
@@ -117,9 +118,10 @@ def _rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """Return the kernels' struct SGDRule, with the attributes of SGDMomentumList.
+    """Return the kernels' struct SGDRule.
 
-    seed: rounding_seed: bfloat16 weights are rounded at random by it; None: all to nearest.
+    momentum, dampening, weight_decay, nesterov, maximize: the attributes of SGDMomentumList. seed:
+    rounding_seed: bfloat16 weights are rounded at random by it; None: all to nearest.
     """
     return by_value(
         SGDRule,

@@ -54,7 +54,10 @@ ROWS: tuple[tuple[str, Shape, Shape, int, int], ...] = (
 def _slice_inputs(
     rng: Generator, shape: Shape, starts: Shape, ends: Shape, axes: Any, steps: Any, dtype: Any
 ) -> tuple[Any, ...]:
-    """Return the inputs of SliceGrad: dY of the shape that the slice has."""
+    """Return the inputs of SliceGrad: dY of the shape that the slice has, and the others as passed.
+
+    starts, ends, steps: one for each of `axes`; None: steps of 1, the first axes.
+    """
     slices = [slice(None)] * len(shape)
     every = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
