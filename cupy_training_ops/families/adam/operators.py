@@ -336,6 +336,10 @@ class AdamCodedList(AdamOptimizerList):
         return new_t, *moments, *others
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        """Plan launches that update all lists; args: the step's numbers.
+
+        arrays, written: inputs and outputs as `chunks_of_lists` has them.
+        """
         # The kernels are in the module of float32 moments, which is compiled already.
         w, g, *_ = arrays
         symbol = "adam__coded_list" if self.bits == 8 else "adam__few_bits_list"

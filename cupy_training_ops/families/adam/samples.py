@@ -86,7 +86,8 @@ def _list(
 ) -> tuple[Any, ...]:
     """Return learning rate and step, then lists: weights, gradients, first and second moments.
 
-    types: of weights, moments, gradients. numbers: (learning rate, step).
+    types: of weights, moments, gradients. shapes: of the parameters. numbers: (learning rate,
+    step).
     """
     w, moment, g = types
     weights, gradients = arrays(rng, shapes, w), arrays(rng, shapes, g)
@@ -112,7 +113,10 @@ def _full(
 
 
 def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
-    """Return the inputs of _full, with the moments of each weight as codes of 8 or 4 bits."""
+    """Return AdamCodedList's inputs: those of _full(types=, **options), with moments as codes.
+
+    bits: of a code, 8 or 4.
+    """
     r, t, weights, gradients, first, second, *rest = _full(rng, types, **options)
     codes = [encode(m, v, bits) for m, v in zip(first, second, strict=True)]
     moments = [code.first for code in codes], [code.second for code in codes]
@@ -120,7 +124,10 @@ def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> 
 
 
 def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
-    """Return the inputs of _full and the largest second moments, below or above the new ones."""
+    """Return AdamLargestList's inputs: those of _full(types=, **options), with missing ones None.
+
+    Behind them the largest second moments, some below and some above the new ones.
+    """
     row = _full(rng, types, **options)
     others = (*row[7:], None, None, None, None)[:4]
     largest = arrays(rng, tuple(w.shape for w in row[2]), types[1])

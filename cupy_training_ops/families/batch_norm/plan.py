@@ -158,8 +158,8 @@ class Matrix:
     def layout(self, n_parts: int, ring: int, cached: int, aligned: bool) -> np.void:
         """Return the struct Columns.
 
-        ring: groups of a thread's rows that shared memory has room for; 0 without. cached: rows of
-        a thread that L2 is to keep. aligned: all vectors are.
+        n_parts: of a tile. ring: groups of a thread's rows that shared memory has room for; 0
+        without. cached: rows of a thread that L2 is to keep. aligned: all vectors are.
         """
         return by_value(
             Columns,

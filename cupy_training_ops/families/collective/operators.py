@@ -405,7 +405,10 @@ class PointToPoint(Collective):
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
     def _transfer(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
-        """Plan a transfer, queued on the GPU once both ranks have the same description of it."""
+        """Plan a transfer, queued on the GPU once both ranks have the same description of it.
+
+        rows: an NCCL call for each of the arrays `specs`. receiver, sender: the two ranks.
+        """
         text, group, op = transfer_description("cuda", self.tag, specs), self.group, self.name
         agree = partial(agree_each_time, group, op, (receiver, sender), text)
         calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)

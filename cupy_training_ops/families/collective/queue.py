@@ -155,7 +155,10 @@ class Calls:
             group.busy.release()
 
     def _prepare(self, read: Sequence[int], written: Sequence[int]) -> CallsAtAddresses:
-        """Return the calls for arrays at these addresses, but those that would move nothing."""
+        """Return the calls, but those that would move nothing.
+
+        read, written: addresses of the arrays that are read, and written.
+        """
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
         return CallsAtAddresses(

@@ -83,7 +83,7 @@ class ImageProduct:
     def layout(self, first: int, count: int, unspread: Convolution) -> np.void:
         """Return the struct ImageLayout of `count` tiles of rows from tile `first` on.
 
-        unspread: the convolution that W belongs to, see `image_product`.
+        unspread: the convolution that W belongs to, before residues of strides were made channels.
         """
         return by_value(
             ImageLayout,
@@ -125,8 +125,8 @@ def _product_launch(
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
     """Return the fields of ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
 
-    `spread` is `conv`, or the same gradient with a channel for each residue of conv's strides: tap
-    j of residue r is then tap r - skipped + j stride of W.
+    conv: the convolution that W belongs to. `spread` is `conv`, or the same gradient with a channel
+    for each residue of conv's strides: tap j of residue r is then tap r - skipped + j stride of W.
     """
     steps = (1,) * AXES if spread is conv else conv.strides
     axes = zip(steps, conv.pads, spread.pads, strict=True)
@@ -257,8 +257,8 @@ class WeightProduct:
     ) -> Launch:
         """Return the launch that adds up the parts of `tiles` tiles of dW, and those of the bias.
 
-        arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None. The
-        last blocks of the launch are those for the bias.
+        arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None.
+        layout: struct WeightLayout of the tiles. The last blocks are those for the bias.
         """
         variant, bias = self.variant, arrays[-1]
         n_summers = summers(self.parts)  # threads for each sum

@@ -154,7 +154,7 @@ def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: int) 
 def _staging_pays(
     device: Device, conv: Convolution, wanted: Wanted, tf32: int, *, lines: bool
 ) -> bool:
-    """Return True if staging saves time and is possible; `wanted`: see `staged_image`.
+    """Return True if staging saves time and is possible; wanted: the call's arrays, `Wanted`.
 
     tf32: products of TF32 for each of float32: 1, 3, or 0 (exact). lines: without staging, tensor
     cores would multiply vectors of both arrays as they lie.

@@ -185,8 +185,8 @@ class Staging:
     def _array(self, name: str) -> np.void:
         """Return the struct StagedArray; a block has PANEL channels x PANEL positions of the plane.
 
-        padded: channels up to whole vectors. width: as `_loaded_together` says, -1 where channels
-        are contiguous already. blocks: 0 if the array is not staged.
+        padded: channels up to whole vectors. width: positions that a thread loads as one vector, 0:
+        of all channels; -1: channels are contiguous already. blocks: 0 if the array is not staged.
         """
         n, channels, plane = self.lines[name]
         spec, padded = self.arrays[name], self.variant.pad_channels(channels)
@@ -291,7 +291,8 @@ def _product(
 ) -> Launch:
     """Return the launch of conv__staged, with blocks for an image, for W's gradient, or for both.
 
-    Blocks with the longer sums come first, so that the short ones fill up the end.
+    staging: where tiles read the staged arrays. Blocks with the longer sums come first, so that the
+    short ones fill up the end.
     """
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
     no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
@@ -334,7 +335,10 @@ class _Image:
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Return its arguments of conv__staged, from `read` on; the last is the layout."""
+        """Return its arguments of conv__staged, from the array it reads on; last the layout.
+
+        staging: where tiles read the arrays.
+        """
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         arrays = (read, staging.at["w"], wanted.bias, wanted.image)
@@ -342,7 +346,7 @@ class _Image:
         return (*arrays, product.column_tiles, self._staged_image(staging), layout)
 
     def _staged_image(self, staging: Staging) -> np.void:
-        """Return the struct StagedImage: how the image is written, and where W is.
+        """Return the struct StagedImage: how the image is written, and where W is (by `staging`).
 
         together: neighbouring columns, or rows (channels) if they are last, of one store.
         w_row, w_tap: 16-byte vectors from a row of W, and from a tap, to the next.

@@ -102,7 +102,7 @@ def image_variant(
     """Return the variant of a convolution or its data gradient whose blocks take least time in all.
 
     is_gradient: of the data gradient. tf32: 1, products of float32 may be rounded to TF32, else 0
-    or 3. lines: the arrays are copied by vectors as they lie, see `image_has_lines`.
+    or 3. lines: the arrays are copied by vectors as they lie (1 x 1 kernels).
     """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)

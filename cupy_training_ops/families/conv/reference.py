@@ -66,7 +66,7 @@ def conv_grad(
     w: HostArray,
     **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv`."""
+    """Return dX, dW and dB from dy (N, M, ...), x (N, C, ...) and w (M, C / group, ...)."""
     convolution = Attributes.of("ConvGrad", attributes).convolution(x.shape, w.shape)
     return *_gradients(convolution, dy, x, w), _bias_gradient(dy)
 
@@ -88,7 +88,7 @@ def conv_transpose_grad(
     w: HostArray,
     **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv_transpose`."""
+    """Return dX, dW and dB from dy (N, M, ...), x (N, C, ...) and w (C, M / group, ...)."""
     transposed = Attributes.of("ConvTransposeGrad", attributes)
     convolution = transposed.transposed_convolution(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)
@@ -154,7 +154,10 @@ def _gradients(
 def _gradients_of_stride_1(
     c: Convolution, back: Convolution, dy: HostArray, x: HostArray, w: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Return (dX, dW) of a convolution `c` of stride 1; see _gradients for `back`."""
+    """Return (dX, dW) of a convolution `c` of stride 1, both from dY unfolded once.
+
+    back: the convolution that makes dX of dY, with dY as its X and reversed taps.
+    """
     dx, taps = np.empty(c.x_shape, dy.dtype), math.prod(c.kernel)
     # W with reversed taps, as back's filters (group, channel, filter * taps).
     by_tap = wide(w).reshape(c.group, c.group_filters, c.group_channels, taps)[..., ::-1]

@@ -344,7 +344,7 @@ def both(
 def dense_forward(
     rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Plan the loss (`output`) and log-probabilities, where targets are distributions."""
+    """Plan the loss (`output`) and log_prob of scores against distributions, `target`."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
     launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), (log_prob,))
@@ -354,6 +354,6 @@ def dense_forward(
 def dense_backward(
     rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec
 ) -> plans.Plan:
-    """Plan the scores' gradient from dy, that of the loss, where targets are distributions."""
+    """Plan the scores' gradient from dy, that of the loss against distributions, `target`."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
     return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), (gradient,)))

@@ -93,7 +93,10 @@ def sparse_softmax_cross_entropy(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities); classes come last in logits, weight is of rows."""
+    """Return (loss, log-probabilities); classes come last in logits.
+
+    label: the class of each row. weight: of each row, None: 1. reduction: of the losses.
+    """
     rows = _Rows(label, logits.shape[-1], None, weight)
     return rows.forward(logits, -1, reduction, logits.dtype)
 
@@ -140,7 +143,10 @@ def softmax_cross_entropy_loss_internal(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities), both of output_type; else softmax_cross_entropy_loss."""
+    """Return (loss, log-probabilities) of scores (N, C, ...), both of output_type.
+
+    labels: (N, ...), classes or ignore_index. weights: (C,). reduction: of the losses.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, output_type or scores.dtype)
 
@@ -238,10 +244,11 @@ def measured_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
-    """Return the outputs of cross_entropy_loss_and_grad, and z_loss and predicted classes.
+    """Return loss and gradient of the scores (N, C, ...), and z_loss and predicted classes.
 
-    z_loss: the part of the loss that lse_square_scale adds. predicted: the first class with the
-    largest score, -1 in ignored rows and where softmax is NaN.
+    Arguments are those of cross_entropy_loss_and_grad. z_loss: the part of the loss that
+    lse_square_scale adds. predicted: the first class with the largest score, -1 in ignored rows and
+    where softmax is NaN.
     """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))

@@ -135,7 +135,10 @@ def bitmask_dropout_grad(
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:
-    """Return the gradient of p -> dropout(p), p = softmax(x) = softmax_y, by x."""
+    """Return the gradient of p -> dropout(p), p = softmax(x) = softmax_y, by x.
+
+    mask: bools, True where kept. ratio: None: 0.5. axis: rows are the dimensions from it on.
+    """
     g = _through(dy.astype(FLOAT64), mask, _ratio(ratio, True), dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
 
@@ -154,6 +157,7 @@ def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: i
     """Draw a mask; return total / (1 - ratio) where it is True, else 0; and the mask.
 
     data: the operator's input, whose shape the mask has and whose dtype decides the rounding.
+    state, seed: of the random numbers.
     """
     mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask

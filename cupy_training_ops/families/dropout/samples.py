@@ -55,7 +55,8 @@ CALLS = (
 class Rows:
     """A call over rows: shapes of data and bias, and the `axis` that rows begin at.
 
-    `inner`: is_inner_broadcast. Others as in Call.
+    `inner`: is_inner_broadcast. `offset`: elements that arrays begin off alignment. `moving`: the
+    state is an array.
     """
 
     label: str
@@ -118,7 +119,10 @@ def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]
 
 
 def of_rows(rng: Generator, name: str, call: Rows, dtype: Any) -> tuple[Any, ...]:
-    """Return the inputs of the operator `name` over rows; a gradient's with a forward's outputs."""
+    """Return the inputs of the operator `name` over rows, with shapes and ratio of `call`.
+
+    A gradient gets the outputs of its forward, with ratio 0.4.
+    """
     x = rng.standard_normal(call.shape).astype(dtype)
     bias = rng.standard_normal(call.bias).astype(dtype)
     if name == "BiasSoftmaxDropout":

@@ -54,9 +54,9 @@ def gist_guarded_msfp15_encoder(
 
 
 def _guard(sums: Sums, grouped: bool, unit: float) -> HostArray:
-    """Return the guard: error, tiles and deviation, times `unit`, and the worst group's ratio.
+    """Return the guard: sums of error, tiles and deviation, times `unit`, and the worst ratio.
 
-    Without groups the last two are 0.
+    The last is that of a group's error over deviation. grouped: else the last two are 0.
     """
     deviation = sums.deviation.sum() if grouped else 0.0
     squares = np.array([sums.error.sum(), sums.tiles, deviation]) * unit
@@ -91,7 +91,8 @@ def _of_groups(
 ) -> Sums:
     """Return the sums of the groups with these numbers, `at_once` pieces of each at a time.
 
-    A group's deviation is sum(d^2) - sum(d)^2 / n, d the distances from the group's first element.
+    codes: of MSFP15, (tiles, 8). sample: which pieces are measured. A group's deviation is sum(d^2)
+    - sum(d)^2 / n, d the distances from the group's first element.
     """
     origin = x[groups * sample.inner].astype(FLOAT64)[:, None]
     error, n, total, squares = np.zeros((4, groups.size))
@@ -115,9 +116,10 @@ def _elements(
 ) -> tuple[HostArray, HostArray]:
     """Return places in x (n elements) of measured pieces; and True if one is its group's own.
 
-    groups, k: numbers of groups, and of pieces of each. Both results have shape (groups, elements),
-    each piece as whole tiles: x is (runs, groups, inner), and a run may begin within a tile. Piece
-    k is one of pieces k stride to (k + 1) stride - 1 of its group, drawn by a hash.
+    sample: extents, and pieces of a group. groups, k: numbers of groups, and of pieces of each.
+    Both results have shape (groups, elements), each piece as whole tiles: x is (runs, groups,
+    inner), and a run may begin within a tile. Piece k is one of pieces k stride to (k + 1) stride -
+    1 of its group, drawn by a hash.
     """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)

@@ -258,7 +258,10 @@ class _Step:
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
-        """Yield batches of tensors with one Rule, as many as launch and scratch memory hold."""
+        """Yield batches of tensors with one Rule, as many as launch and scratch memory hold.
+
+        rules: that of each tensor.
+        """
         places: dict[Rule, list[int]] = {}
         for i, rule in enumerate(rules):
             places.setdefault(rule, []).append(i)

@@ -44,8 +44,8 @@ def lamb_optimizer(
 
     update_signal: False changes nothing. loss_scale: factor of the gradients; gradient_norm: their
     norm, with it, clipped to max_norm_clip. r: learning rate; step: its number, None corrects no
-    bias. Lists have an array for each parameter. mixed_precision_weights: arrays, or None, that get
-    the new weights too. The rest: the attributes.
+    bias. Lists have an array for each parameter, moment1 and moment2 its moments.
+    mixed_precision_weights: arrays, or None, that get the new weights too. The rest: attributes.
     """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_step = count_step(step, update)
@@ -104,8 +104,8 @@ def _direction(
 ) -> tuple[HostArray, HostArray, HostArray]:
     """Return d = m / (sqrt(v) + epsilon) + lambda_ w in g's dtype, and both new moments.
 
-    rule: (alpha, beta, lambda_, epsilon, divisor of g). step: 0 for no bias correction. Where d is
-    not finite it is 0, and the moments stay.
+    m1, m2: moments. rule: (alpha, beta, lambda_, epsilon, divisor of g). step: 0 for no bias
+    correction. Where d is not finite it is 0, and the moments stay.
     """
     alpha, beta, lambda_, epsilon, divisor = rule
     number_of = w.dtype.type  # what is computed in

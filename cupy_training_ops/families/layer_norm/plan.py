@@ -92,6 +92,7 @@ def forward(
 
     parameters: scale and bias, of matrix.length elements. results: Y, and mean and inv_std of
     matrix.count rows; None of those not wanted. is_centred: False does without means (RMS norm).
+    epsilon: added to variances.
     """
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))

@@ -17,7 +17,7 @@ from . import facts
 from .facts import SINGLE_COLUMNS, STAGED_THREADS, VECTOR_COLUMNS
 
 # PARAMETERS[by_warps][n]: numbers in shared memory for a column of a row, of n parameters (scale,
-# or scale and bias). by_warps is as in Rows.
+# or scale and bias). by_warps: a warp's slots are neighbours in the row.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 # FEW_GROUPS[by_warps]: a block with so many groups or fewer has two rows of each in shared memory.
@@ -151,7 +151,7 @@ def _rows_on_chip(
     n_parameters: int,
     by_warps: bool,
 ) -> Rows | None:
-    """Return rows that fit on chip with or without by_warps (as in Rows), or None.
+    """Return rows that fit on chip, or None; by_warps: a warp's slots are neighbours in the row.
 
     shape: (rows, elements of a row). dtypes: of the arrays whose rows stay on chip. width: elements
     of a slot, 1 or more. n_parameters: 1 for scale, 2 for scale and bias. Two stages let the next
@@ -176,8 +176,9 @@ def _rows_on_chip(
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
     """Return the threads of a row, and how many slots of `width` elements each has.
 
-    length: elements of a row. most: elements of a thread. by_warps: as in Rows. Rows that do not
-    begin with slots have up to 2 width - 2 elements outside of them, each with a thread of its own.
+    length: elements of a row. most: elements of a thread. by_warps: a warp's slots are neighbours
+    in the row. Rows that do not begin with slots have up to 2 width - 2 elements outside of them,
+    each with a thread of its own.
     """
     if length % width == 0:
         return _threads(length, width, most, 1)

@@ -32,7 +32,10 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return Y = scale (X - mean) inv_std + B over dimensions from `axis` on; mean; inv_std."""
+    """Return Y = scale (X - mean) inv_std + B over dimensions from `axis` on; mean; inv_std.
+
+    scale, b: of a row's shape; b None: no bias. epsilon: added to variances.
+    """
     return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
@@ -56,7 +59,8 @@ def layer_normalization_grad(
 ) -> tuple[HostArray, HostArray, HostArray]:
     """Return X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std.
 
-    y_grad: gradient of Y. mean, inv_std_dev: what layer_normalization returned, of rows.
+    y_grad: gradient of Y. scale: of a row's shape. mean, inv_std_dev: what layer_normalization
+    returned, of rows.
     """
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
@@ -76,7 +80,8 @@ def simplified_layer_normalization_grad(
 ) -> tuple[HostArray, HostArray]:
     """Return X_grad and scale_grad of RMS normalization, with x^ = X inv_std.
 
-    y_grad: gradient of Y. inv_std_var: what simplified_layer_normalization returned, of rows.
+    y_grad: gradient of Y. scale: of a row's shape. inv_std_var: what simplified_layer_normalization
+    returned, of rows.
     """
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)

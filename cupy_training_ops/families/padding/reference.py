@@ -37,7 +37,10 @@ def slice_grad(
 
 
 def _slice(extent: int, start: int, end: int, step: int) -> slice:
-    """Return ONNX's slice of an axis; a start before the front is 0, also for a negative step."""
+    """Return ONNX's slice start:end:step of an axis with `extent` elements, as Python's.
+
+    A start before the front is 0, also for a negative step.
+    """
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first, last = max(0, min(start, high)), max(low, min(end, high))

@@ -80,7 +80,10 @@ def _unpad_inputs(
 def _pad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
-    """Return n rows and random indices for them, some equal, some out of range; dims: (M1, M2)."""
+    """Return n rows, random indices for them, some equal, some out of range, and dims = (M1, M2).
+
+    rest: shape of a row. index: dtype of the indices.
+    """
     indices = rng.integers(-1, dims[0] * dims[1] + 1, n).astype(index)
     return values(rng, (n, *rest), dtype), indices, dims
 
