@@ -42,7 +42,7 @@ _TOP = (1 << (FIRST_BITS + 4)) - 1  # largest code of a first moment, without it
 
 
 class Codes(NamedTuple):
-    """The codes of both moments of an array, in bytes."""
+    """The codes of an array's first and second moments, flat uint8."""
 
     first: HostArray
     second: HostArray

@@ -142,6 +142,7 @@ class AdamOptimizer(Op):
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return the specs of new T and of the arrays, which keep theirs; specs: as declared."""
         _, t, w, g, m1, m2, mixed, _, _, update, *_ = specs
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, arrays in named.items():
@@ -149,7 +150,10 @@ class AdamOptimizer(Op):
         return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the update's launches (`_update`), then one that counts the step (`count`)."""
+        """Plan the update's launches (`_update`), then one that counts the step (`count`).
+
+        specs: the inputs as declared, of which lists have two more behind, then the outputs.
+        """
         n_outputs = len(self.outputs)
         (r, t, *arrays), others = specs[:7], specs[7:-n_outputs]
         loss_scale, norm, update, max_norm, largest = (*others, None, None)[:5]
@@ -163,7 +167,10 @@ class AdamOptimizer(Op):
         return steps.then(count(*types, r, t, scale, update, new_t))
 
     def rule(self, *rates: float) -> np.void:
-        """Return the kernels' AdamRule of the attributes; rates: in place of the first four."""
+        """Return the kernels' struct AdamRule; rates: (alpha, beta, lambda_, epsilon), or ().
+
+        With () these are the attributes.
+        """
         return rule(
             rates or (self.alpha, self.beta, self.lambda_, self.epsilon),
             correct_bias=self.do_bias_correction,
@@ -237,6 +244,7 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return what the base does; refuse lists that random rounding, or None, does not fit."""
         weights = specs[2]
         common.refuse_none(self.name, "weights", weights)
         if self.rounding_seed is not None:
@@ -263,12 +271,14 @@ class AdamLargestList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return what the base does, and the specs of largest_moment_2, the last input."""
         *others, largest = specs
         inferred = super().infer(*others)
         common.refuse_other_shapes(self.name, "largest_moment_2", largest, "weights", specs[2])
         return *inferred, largest
 
 
+# Shapes of the codes, in words, by input.
 CODES = {
     "moment_1": "shape (n,) for n weights; (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
     "moment_2": "shape (n + ceil(n / 128),); (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
@@ -405,6 +415,7 @@ class AdamWOptimizer(Op):
     def infer(
         self, lr: object, t: object, w: Specs, g: Specs, m1: Specs, m2: Specs, update: Any
     ) -> tuple[Inferred, ...]:
+        """Return the update signal's spec or value, then the specs of weights and moments."""
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
         for name, arrays in named.items():

@@ -40,7 +40,7 @@ Number = Any  # a Python number, or an array of one element
 
 
 class Rates(TypedDict):
-    """Attributes of all operators."""
+    """Attributes of all operators: decays of first and second moments, and what avoids 0 / 0."""
 
     alpha: float
     beta: float
@@ -48,7 +48,7 @@ class Rates(TypedDict):
 
 
 class Rule(Rates):
-    """Attributes of AdamOptimizer."""
+    """Attributes of AdamOptimizer; lambda_ is the weight decay."""
 
     lambda_: float
     max_norm_clip: float

@@ -209,6 +209,7 @@ class FlashAttention(_Attention):
     def infer(
         self, q: Spec, k: Spec, v: Spec, mask: Spec | None, lengths: Spec | None
     ) -> tuple[Spec, ...]:
+        """Return the specs of Y and LSE; refuse inputs that do not fit each other."""
         self.problem(q, k, v, mask)
         self.check_lengths(q, lengths)
         return self.result(q, v), self.statistics(q)
@@ -224,6 +225,7 @@ class FlashAttention(_Attention):
         y: Spec | None,
         lse: Spec | None,
     ) -> Plan:
+        """Plan one launch; y, lse: the outputs, None where not wanted."""
         problem = self.problem(q, k, v, mask)
         kernels = Kernels(device, problem, q.shape[0], (q, k, v, y))
         return kernels.forward(q, k, v, mask, lengths, y, lse)
@@ -298,6 +300,7 @@ class FlashAttentionGrad(_Attention):
         lengths: Spec | None,
         *results: Spec | None,
     ) -> Plan:
+        """Plan the gradients; results: dQ, dK, dV and dS, None where not wanted."""
         problem = self.problem(q, k, v, mask)
         rows, with_scores = (dy, q, k, v, y, *results[:3]), results[3] is not None
         kernels = Kernels(device, problem, q.shape[0], rows, with_scores)

@@ -72,7 +72,7 @@ class Kernels:
         rows: Iterable[Spec | None],
         with_scores: bool = False,
     ) -> None:
-        """Choose tiles and slots.
+        """Choose tiles, and the macros (slots) that kernels are compiled with.
 
         fields: of the struct Problem. batch: its extent. rows: the arrays with a row for each query
         or key, which are copied by vectors if they are aligned. with_scores: the scores' gradient
@@ -107,7 +107,10 @@ class Kernels:
         )
 
     def _launch(self, symbol: str, n_rows: int, heads: int, *args: object) -> Launch:
-        """Return a launch whose blocks have all n_rows rows (queries or keys) of each head."""
+        """Return a launch of `symbol` whose blocks have all n_rows rows of each of `heads` heads.
+
+        Rows are queries or keys. args: the kernel's arguments before the struct Problem.
+        """
         is_gradient = symbol != "attention__forward"
         bands = (self._tiles.gradient if is_gradient else self._tiles.forward)[0]
         n_blocks = ceil_div(n_rows, self._tiles.warps * bands * BAND) * heads * self._batch

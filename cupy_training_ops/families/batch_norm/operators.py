@@ -135,6 +135,10 @@ class BatchNormInternal(_BatchNorm):
     unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
+        """Return the specs of Y and four statistics (None without training_mode).
+
+        per_channel: scale, B, input_mean and input_var.
+        """
         channels = self.check_channels(x, per_channel)
         y, statistic = Spec(x.shape, x.dtype), Spec(channels, per_channel[-1].dtype)
         return y, *((statistic if self.training_mode else None,) * 4)
@@ -193,6 +197,10 @@ class BatchNormalizationGrad(_BatchNorm):
     epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        """Return the specs of X_grad, scale_grad and bias_grad.
+
+        per_channel: scale, saved_mean and saved_inv_std.
+        """
         channels = self.check_channels(x, per_channel)
         if dy.shape != x.shape:
             refuse(self.name, "dY", f"shape {x.shape}, as X", f"shape {dy.shape}")
@@ -256,6 +264,7 @@ class BatchNormRelu(_BatchNorm):
     unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *others: Any) -> tuple[Spec, ...]:
+        """Return the specs of Y, saved_mean and saved_inv_std; others: the inputs behind X."""
         *per_channel, residual = others
         channels = self.check_channels(x, tuple(per_channel))
         if residual is not None and residual.shape != x.shape:
@@ -317,6 +326,10 @@ class BatchNormReluGrad(_BatchNorm):
     )
 
     def infer(self, dy: Spec, x: Spec, y: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        """Return the specs of X_grad, scale_grad, bias_grad and residual_grad.
+
+        per_channel: scale, saved_mean and saved_inv_std.
+        """
         channels = self.check_channels(x, per_channel)
         for name, spec in (("dY", dy), ("Y", y)):
             if spec.shape != x.shape:

@@ -50,7 +50,7 @@ from .facts import (
 from .plan_shared_memory import RESERVED_NBYTES, Channels, Tiles, fit_tiles
 
 # Blocks of a multiprocessor, each with one item of work.
-PIECE_BLOCKS = 3
+PIECE_BLOCKS = 3  # of kernels ..._parts
 COLUMN_BLOCKS = 2
 PIECE_NBYTES = 64  # of a channel's neighbours in a row, from which on blocks take such pieces
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
@@ -102,7 +102,7 @@ GRADIENT = Kernels(
 
 @dataclass(frozen=True)
 class Work:
-    """Work of the launches of one call: tiles of channels, in parts, each an item for a block."""
+    """Work of the launches of one call: n_tiles of channels, in parts, each an item for a block."""
 
     n_tiles: int
     n_parts: int  # of each tile
@@ -180,6 +180,7 @@ class Matrix:
 class Call:
     """One call of an operator, from which `plan` makes its launches.
 
+    kernels   their names, by how channels are divided
     types     of X, of scale and bias, of statistics
     read      the arrays, like X, whose elements are summed
     applied   the outputs with as many elements, None where one is not wanted
@@ -196,7 +197,7 @@ class Call:
     applied: tuple[Spec | None, ...]
     arrays: tuple[Spec | None, ...]
     options: tuple[object, ...]
-    n_fields: int  # of a partial sum
+    n_fields: int  # numbers of a partial sum of a channel
     of_relu: tuple[Spec | None, ...]
     relu: bool = False
     sums: bool = True

@@ -75,6 +75,7 @@ class _OfLists(Collective):
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan the steps from inputs xs to outputs ys: copies alone if this rank is alone."""
         if not self.reaches_others:
             return Plan(tuple(copies(xs, ys)))
         return Plan(tuple(self._steps(xs, ys)))
@@ -102,6 +103,7 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
+        """Yield one group of NCCL calls, a sum of each array for all ranks."""
         yield self.nccl_step(
             xs, ys, [queue.row("allReduce", x.size, x.dtype, queue.SUM) for x in xs]
         )
@@ -211,6 +213,7 @@ class MegatronG(MegatronF):
     reaches_others = Collective.reaches_others
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one NCCL call that sums x to y, or a copy if this rank is alone."""
         if not self.reaches_others:
             return super().plan(device, x, y)
         return Plan(
@@ -238,7 +241,7 @@ class AdasumAllReduce(_OfLists):
 
     reduce_algo = attribute(one_of(0, 1, 2), 0, doc="0 or 1 over all ranks, 2 over nodes")
     types: ClassVar[Types] = {"T": FLOATS}
-    _levels: tuple[int, ...]
+    _levels: tuple[int, ...]  # 1, 2, 4, ...: bits in which partners differ
 
     @property
     def reaches_others(self) -> bool:
@@ -252,6 +255,7 @@ class AdasumAllReduce(_OfLists):
         return f"{self.name}(reduce_algo={self.reduce_algo}) on cuda"
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan ys = adaptive sums of all ranks' xs, or copies where no partner is left."""
         if not self._levels:
             return Plan(tuple(copies(xs, ys)))
         return adaptive_sums(self._swap, self.group.rank, self._levels, xs, ys)

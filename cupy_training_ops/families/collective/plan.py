@@ -56,10 +56,10 @@ class WarmCall(NamedTuple):
     Arrays are compared by id(): while an object is alive its memory does not move.
     """
 
-    backend: Backend
+    backend: Backend  # of the arrays, CUDA's
     device: int  # has to be current
-    calls: queue.Calls
-    prepared: queue.CallsAtAddresses
+    calls: queue.Calls  # a step's NCCL calls for any arrays
+    prepared: queue.CallsAtAddresses  # the same for these arrays
     identities: tuple[int, ...] = ()  # id() of each array of the list
     dead: Sequence[object] = ()  # not empty once an array was freed: its id() may be reused
 
@@ -106,6 +106,7 @@ class Bound:
     """
 
     def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
+        """Wrap `bound`, a bound call of the collective `op`."""
         self._op, self._bound = op, bound
         self._warm: WarmCall | None = None
         self._answer: Any = None

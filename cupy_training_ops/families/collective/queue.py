@@ -30,7 +30,7 @@ SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as t
 
 
 class Row(NamedTuple):
-    """One call of NCCL: its method, and its arguments behind the arrays' addresses."""
+    """One call of NCCL: its method, and `rest`, its arguments behind the arrays' addresses."""
 
     method: str
     rest: tuple[int, ...]
@@ -103,6 +103,7 @@ class Calls:
     # row i has array i from its start on.
     parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
+    # (sources, targets, calls) of the last use
     _last: tuple[object, object, CallsAtAddresses | None] = field(
         default=(None, None, None), init=False
     )

@@ -156,6 +156,7 @@ class _Event(_Control):
     num_outputs: int | None
 
     def infer(self, identifier: object, data: Specs) -> tuple[Inferred, ...]:
+        """Return the specs of the first num_outputs arrays of `data`; None: of all."""
         self.require_some("InputData", data)
         if self.num_outputs is not None and self.num_outputs > len(data):
             expected = f"at most {len(data)}, one for each array of InputData"
@@ -163,7 +164,7 @@ class _Event(_Control):
         return (data[: self.num_outputs],)
 
     def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
-        """Record an event or wait for it, and return the first num_outputs arrays as they are."""
+        """Record event `identifier` or wait for it; return `data`'s first num_outputs arrays."""
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])

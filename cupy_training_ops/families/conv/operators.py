@@ -50,6 +50,7 @@ def groups(value: object) -> int:
 
 
 def _at_least(numbers: Shape, least: int) -> Shape:
+    """Return the numbers; refuse one below `least` or from 2^31 on."""
     if not all(least <= n < MAX_STEP for n in numbers):
         raise ArgumentError(f"expected at least {least} and less than 2^31, got {shown(numbers)}")
     return numbers
@@ -88,7 +89,7 @@ class _Convolution(Op):
     """A convolution or a gradient: attributes, and shapes that follow from them."""
 
     types: ClassVar[Types] = {"T": FLOATS}
-    is_transposed: ClassVar[bool] = False
+    is_transposed: ClassVar[bool] = False  # ConvTranspose or its gradient
     auto_pad = attribute(
         one_of(*AUTO_PADS),
         "NOTSET",
@@ -149,6 +150,7 @@ class _Forward(_Convolution):
     outputs = (Y,)
 
     def infer(self, x: Spec, w: Spec, b: Spec | None) -> tuple[Spec]:
+        """Return the spec of Y; refuse an X, W or B that do not fit each other."""
         shape = self.result(self.convolution(x, w))
         if b is not None and b.shape != shape[1:2]:
             refuse(self.name, "B", f"shape {shape[1:2]}", f"shape {b.shape}")
@@ -202,6 +204,7 @@ class _Gradient(_Convolution):
     outputs = GRADIENTS
 
     def infer(self, dy: Spec, x: Spec, w: Spec) -> tuple[Spec, ...]:
+        """Return the specs of dX, dW and dB; refuse a dY of another shape than Y."""
         shape = self.result(self.convolution(x, w))
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")

@@ -71,6 +71,7 @@ class ImageProduct:
     def __init__(
         self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
     ) -> None:
+        """Divide the image of `conv` or of its data gradient into tiles of `columns` positions."""
         self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
         sides = Sides.of(conv, is_gradient)
         self.rows, self.depth, self.extents, self.read_extents, self.of_axes = sides
@@ -198,6 +199,7 @@ class WeightProduct:
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant) -> None:
+        """Divide W's gradient into the variant's tiles, and positions into parts, for `device`."""
         self.device, self.conv, self.variant = device, conv, variant
         self.row_tiles = conv.group * ceil_div(conv.group_filters, variant.rows)  # of all groups
         columns = math.prod(conv.kernel) * variant.pad_channels(conv.group_channels)

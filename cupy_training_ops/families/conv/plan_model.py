@@ -62,7 +62,7 @@ LEAST_DEPTH = 16  # channels of a group, of which fewer would be mostly padding
 class Tile:
     """A block's tile of the product; its rows are the key in OF_WARPS, OF_WARPGROUPS, OF_PARTS."""
 
-    columns: int
+    columns: int  # of the tile
     threads: int  # of the block
     blocks: int  # that run on a multiprocessor at a time
     stages: int  # buffers in shared memory, each for a part of the sum

@@ -77,6 +77,7 @@ class Staging:
         wanted: Wanted,
         unjoined: Convolution,
     ) -> None:
+        """Decide what is staged for the results of `wanted`, and take scratch memory for it."""
         self.unjoined, self.n_joined = unjoined, unjoined.group // conv.group
         self.conv, self.is_gradient = conv, wanted.is_gradient
         self.variant, self.width = variant, VEC_NBYTES // variant.dtype.itemsize
@@ -326,6 +327,7 @@ class _Image:
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+        """Divide the image `wanted.target` of `conv` into the variant's tiles."""
         self.conv, self.wanted = conv, wanted
         columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
@@ -395,6 +397,10 @@ class _Sums:
         scratch: ScratchMemory,
         unjoined: Convolution,
     ) -> None:
+        """Divide the sums into tiles and parts, and take scratch memory for those that are wanted.
+
+        variant: the compilation of the kernels, with the rows of a tile.
+        """
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.unjoined = unjoined
         self.columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns

@@ -218,6 +218,7 @@ class SoftmaxCrossEntropyGrad(DenseOp):
     outputs = (Output("d_logits", "T", may_alias=("log_prob", "label"), shape="shape of log_prob"),)
 
     def infer(self, dy: Spec, log_prob: Spec, label: Spec) -> tuple[Spec, ...]:
+        """Return the spec of d_logits; refuse a label or dY that does not fit log_prob."""
         rows = self.checked_rows("log_prob", log_prob, label)
         self.check_slope(dy, rows)
         return (Spec(log_prob.shape, log_prob.dtype),)
@@ -293,12 +294,14 @@ class LossOp(SparseOp):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> tuple[Spec, ...]:
+        """Return the specs of output and log_prob; ignored: ignore_index where it is an input."""
         rows, t_out = self.check_shapes(scores, labels, weights)
         return self.loss(rows, t_out), Spec(scores.shape, t_out)
 
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
+        """Plan the call; others: ignore_index where it is an input, then output and log_prob."""
         *ignored, output, log_prob = others
         targets = self.targets(scores, labels, weights, *ignored)
         return cross_entropy.forward(self.rows(device, scores), scores, targets, output, log_prob)
@@ -313,10 +316,7 @@ class GradientOp(SparseOp):
     def infer(
         self, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
-        """Return the spec of d_logits, by log_prob's shape; refuse inputs that do not fit.
-
-        others: (ignored label, bias) if they are declared.
-        """
+        """Return the spec of d_logits; others: (ignored label, bias) if they are declared."""
         rows, t_out = self.check_shapes(log_prob, label, weight)
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
@@ -533,6 +533,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the specs of output and d_scores; others: ignored label and loss_scale."""
         rows, t_out = self.check_shapes(scores, labels, weights)
         if self.label_smoothing:
             self.check_classes(scores)
@@ -541,10 +542,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
-        """Plan the call; others: ignored label, loss_scale, then the outputs as declared.
-
-        The first two are None where they are left out, and so are outputs that are not wanted.
-        """
+        """Plan the call; others: ignored label, loss_scale, and the outputs, each or None."""
         ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
@@ -576,6 +574,7 @@ class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the specs of output, d_scores, z_loss and predicted."""
         loss, gradient = super().infer(scores, labels, weights, *others)
         self.check_classes(scores)
         return loss, gradient, loss, Spec(labels.shape, INT64)
@@ -664,10 +663,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         gradient: Spec | None,
         of_target: Spec | None,
     ) -> Plan:
-        """Plan the call: targets without labels, and probabilities in their place.
-
-        scale: loss_scale or None. gradient, of_target: d_scores and d_target, None if not wanted.
-        """
+        """Plan the call; scale: loss_scale. gradient, of_target: d_scores, d_target, or None."""
         rows = replace(self.rows(device, scores), t_target=target.dtype)
         classes = Targets(None, scores.shape[1], weights)
         numbers = self.label_smoothing, self.lse_square_scale, self.softcap

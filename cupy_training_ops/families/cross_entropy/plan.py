@@ -70,7 +70,7 @@ class Targets:
     """Labels, one a row, and what they are weighted by; without labels weights of classes alone."""
 
     labels: Spec | None
-    n_classes: int
+    n_classes: int  # labels are from 0 to n_classes - 1
     weights: Spec | None = None  # of each class, or of each row
     ignore_index: int | None = None  # the label of rows that do not count
     row_weights: bool = False  # weights are of rows
@@ -100,6 +100,7 @@ class Targets:
         return self.labels, self.weights, rule
 
 
+# Kernel arguments in place of Targets.args where rows have no labels and weights.
 NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 
 

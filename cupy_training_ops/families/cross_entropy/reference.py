@@ -310,6 +310,7 @@ class _CappedLines:
     """
 
     def __init__(self, scores: HostArray, softcap: float) -> None:
+        """Cap the scores at softcap (0: no cap), and take their softmax's logarithm."""
         self.scores, self.cap_slope = scores, np.ones(())
         if softcap:
             is_masked = np.isneginf(scores)
@@ -357,6 +358,7 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,  # of rows
     ) -> None:
+        """Sort labels into classes 0 to n_classes - 1, ignore_index, and those out of range."""
         ignored = np.zeros_like(labels, bool) if ignore_index is None else labels == ignore_index
         self.outside = ~ignored & ((labels < 0) | (labels >= n_classes))
         self.known = ~ignored & ~self.outside

@@ -206,6 +206,7 @@ class Call:
 
 
 def _sample(label: str, call: Call, offset: int = 0) -> Sample:
+    """Return the sample of a call; offset: elements that its arrays start off alignment."""
     types = [call.t, *([call.t_out] if call.t_out is not None else [])]
     words = [dtype_name(t) for t in types] + [label]
     return Sample(call.form.name, "-".join(words), call.make, call.attributes, offset)

@@ -140,7 +140,10 @@ class _Biased(_Elementwise):
         return super().infer(data)
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
-        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it."""
+        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it.
+
+        specs: bias, residual or None, ratio, training_mode, state, then output and mask.
+        """
         bias, residual = specs[:2]
         *_, state, output, mask = specs
         arrays = (data, bias, residual, output, mask)
@@ -227,7 +230,10 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
-        """Plan one launch over rows: softmax of data + bias, then dropout of each element."""
+        """Plan one launch over rows: softmax of data + bias, then dropout of each element.
+
+        specs: ratio, state, then the three outputs, None where not wanted.
+        """
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
@@ -294,7 +300,10 @@ class _Gradient(WithRatio):
         return dy.size, "elements, as many as dy has"
 
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
-        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all."""
+        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all.
+
+        specs: ratio, training_mode, then dx.
+        """
         launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
         return Plan((launches.elementwise(self.kernel, arrays, *options),))
@@ -371,7 +380,10 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
-        """Plan one launch over rows: dropout backwards, then softmax backwards."""
+        """Plan one launch over rows: dropout backwards, then softmax backwards.
+
+        y: softmax_y. specs: ratio, then dx.
+        """
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

@@ -230,7 +230,7 @@ class Drawing(WithRatio):
     """
 
     seed = SEED
-    _key: int
+    _key: int  # the seed, 0 to 2^64 - 1; without one, random
     _first: tuple[int, int]  # (key, 0): state of calls that draw nothing, or always the same
     _offsets: Iterator[int] | None  # of the next calls; None of a function with a seed
 

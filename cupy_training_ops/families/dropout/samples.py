@@ -22,9 +22,10 @@ NEAR_1 = 1 - 2.0**-24
 
 @dataclass(frozen=True)
 class Call:
-    """An element-wise call. `offset`: elements that arrays begin off alignment.
+    """An element-wise call, with data of `shape`, a ratio (None: left out) and training_mode.
 
-    `row`: the bias has one row of data's. `moving`: the state is an array.
+    `offset`: elements that arrays begin off alignment. `row`: the bias has one row of data's.
+    `moving`: the state is an array. `seed`: of the state.
     """
 
     label: str

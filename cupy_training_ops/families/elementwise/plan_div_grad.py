@@ -37,7 +37,7 @@ SECTOR = 8  # floats that are read at once: fewer columns a block, and so more b
 
 
 class Dimension(NamedTuple):
-    """A dimension of the result, and which operands have it; one that lacks it is repeated."""
+    """A dimension of the result: its extent, and if A and B have it; else they are repeated."""
 
     extent: int
     in_a: bool

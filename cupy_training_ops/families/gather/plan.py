@@ -227,9 +227,9 @@ class Scatter:
     op: Op
     device: Device
     sizes: Sizes
-    index: Spec
-    dy: Spec
-    dx: Spec
+    index: Spec  # the indices
+    dy: Spec  # slices that are added up
+    dx: Spec  # the result, of rows
     target: tuple[object, ...]  # kernels' first arguments: indices, and how they name a row of dX
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)

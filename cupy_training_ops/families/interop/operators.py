@@ -264,8 +264,8 @@ class PythonOp(_PythonOp):
     training_mode = attribute(boolean, False, doc="whether a backward may follow")
     safe_run_mode = SAFE_RUN
     comment = COMMENT
-    contexts: Contexts
-    constants: Mapping[int, object]
+    contexts: Contexts  # what forwards saved, by number
+    constants: Mapping[int, object]  # the constant arguments, by place
 
     def __init__(self, **attributes: object) -> None:
         """Check that attributes fit each other; collect the constants by their places."""
@@ -379,7 +379,7 @@ class PythonOpGrad(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, number: int, gradients: Arrays) -> Iterator[object]:
-        """Take the context, run the backward, yield the outputs; put it back if one fails."""
+        """Take context `number`, run the backward, yield the outputs; put it back if one fails."""
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
@@ -390,7 +390,7 @@ class PythonOpGrad(_PythonOp):
             raise
 
     def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
-        """Return the results with the letter d as arrays."""
+        """Return those of the results, `values`, with the letter d as arrays."""
         pairs = zip(values, self.output_convention, strict=True)
         arrays = [value for value, letter in pairs if letter == TENSOR]
         reused = self.tensor_reuse_map or (-1,) * len(arrays)

@@ -219,8 +219,8 @@ FROM_Y = GradientKernels(
 class Read:
     """A gradient's kernels and the arrays that they read.
 
-    x: X, or Y of the invertible gradient. parameters: (scale,) or (scale, bias). statistics: (mean
-    or None, inv_std) or (inv_std,).
+    dy: dY. x: X, or Y of the invertible gradient. parameters: (scale,) or (scale, bias).
+    statistics: (mean or None, inv_std) or (inv_std,).
     """
 
     kernels: GradientKernels

@@ -29,7 +29,7 @@ RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of matrices with elements of `itemsizes`, and the threads that share a row.
+    """`count` rows of `length` elements, of one or more matrices, and the threads that share a row.
 
     itemsizes: bytes of an element of each array whose rows stay on chip. `width` neighbouring
     elements are a slot, `depth` slots a thread's. A block has `groups` of `threads` threads, each

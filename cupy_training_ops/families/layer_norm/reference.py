@@ -67,6 +67,7 @@ def layer_normalization_grad(
     matrix, means = rows.matrix(x), mean.reshape(-1, 1)
 
     def x_hat(which: Which, kind: Dtype) -> HostArray:
+        """Return x^ of the rows `which` in dtype `kind`."""
         distance = _as(matrix[which], kind) - _as(means[which], kind)
         distance *= _as(gradient.inv_std[which], kind)
         return distance
@@ -114,6 +115,7 @@ def invertible_layer_normalization_grad(
     divisor = np.where(known, gradient.scale, 1)
 
     def x_hat(which: Which, kind: Dtype) -> HostArray:
+        """Return x^ of the rows `which` in dtype `kind`."""
         distance = _as(matrix[which], kind) - _as(shift, kind)
         distance /= divisor  # small ones cost float32 digits
         np.copyto(distance, 0, where=~known)

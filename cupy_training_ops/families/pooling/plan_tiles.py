@@ -99,7 +99,10 @@ _POINT = WindowAxis(image=1, output=1, kernel=1, stride=1, dilation=1, pad=0, en
 
 @dataclass(frozen=True)
 class Tiling:
-    """How planes are divided into tiles: `x` is X or dX, `ys` are arrays of the shape of Y."""
+    """How rows and columns of planes are divided into tiles.
+
+    x: X or dX. ys: arrays of the shape of Y.
+    """
 
     rows: Axis
     columns: Axis
