@@ -101,7 +101,7 @@ def _gelu(z: HostArray, dtype: Dtype) -> HostArray:
 
 
 def _gelu_slope(z: HostArray, dtype: Dtype) -> HostArray:
-    """Return Phi(z) + z phi(z), phi the standard normal's density."""
+    """Return Phi(z) + z phi(z), phi the standard normal's density, as precise as `dtype` shows."""
     near = np.clip(z, -NORMAL_END, NORMAL_END)
     bell = _bell(near, dtype)
     tail = _tail(np.abs(near), bell, dtype)

@@ -348,7 +348,8 @@ class AdamCodedList(AdamOptimizerList):
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         """Plan launches that update all lists; args: the step's numbers.
 
-        arrays, written: inputs and outputs as `chunks_of_lists` has them.
+        arrays, written: lists of weights, gradients, codes of both moments, low-precision weights,
+        None; of inputs and of outputs.
         """
         # The kernels are in the module of float32 moments, which is compiled already.
         w, g, *_ = arrays
@@ -513,7 +514,8 @@ def chunks_of_lists(
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
     """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already.
 
-    numbers: arguments of `common.count_step` after the launch maker.
+    w, g, m: dtypes of weights, gradients and moments. numbers: rate, step t, loss scale, update
+    signal, and new_t or None.
     """
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)

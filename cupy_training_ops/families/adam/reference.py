@@ -163,9 +163,12 @@ def adam_optimizer(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
-    """Return AdamOptimizer's outputs for one parameter; inputs: see the module.
+    """Return AdamOptimizer's outputs for one parameter.
 
-    New t, moments 1 and 2, new weights, what was added to them, and low-precision weights or None.
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale.
+    update_signal: False skips the step. rule: the attributes. mixed_precision_weights: has the
+    dtype of a copy of the new weights. Returned: new t, moments 1 and 2, new weights, what was
+    added to them, and low-precision weights or None.
     """
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
@@ -189,10 +192,13 @@ def adam_optimizer_list(
     max_norm: Number = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """Return AdamOptimizerList's outputs; inputs: see the module.
+    """Return AdamOptimizerList's outputs for lists with an array for each parameter.
 
-    New t, then lists: moments 1 and 2, new weights, what was added to them, and low-precision
-    weights, or None without them.
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale,
+    clipped to max_norm, or max_norm_clip without it. update_signal: False skips the step. rule: the
+    attributes. mixed_precision_weights: low-precision arrays or None. Returned: new t, then lists:
+    moments 1 and 2, new weights, what was added to them, and low-precision weights, or None without
+    them.
     """
     *results, _ = adam_largest_list(
         r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
@@ -265,8 +271,12 @@ def adam_coded_list(
 ) -> Results:
     """Return AdamCodedList's outputs: AdamOptimizerList's, with moments as codes of `bits` bits.
 
-    moment_1, moment_2: codes, uint8, of moments with the shapes of weights; other inputs: see the
-    module. They are decoded, and the new ones encoded.
+    moment_1, moment_2: codes, uint8, of moments with the shapes of weights, which are decoded, and
+    the new ones encoded.
+
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale,
+    clipped to max_norm, or max_norm_clip without it. update_signal: False skips the step. rule: the
+    attributes. mixed_precision_weights: low-precision arrays or None.
     """
     coded = zip(moment_1, moment_2, weights, strict=True)
     wide = [decode((m, v), w.size, bits) for m, v, w in coded]

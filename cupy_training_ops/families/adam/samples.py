@@ -208,7 +208,10 @@ def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]
 
 
 def _max_norms(name: str, maker: Any) -> Iterator[Sample]:
-    """Yield samples with max_norm in an array of each dtype."""
+    """Yield samples of operator `name` with max_norm in an array of each dtype.
+
+    maker(rng, types=, others=) makes its inputs.
+    """
     for t in FLOATS:
         make = partial(maker, types=ROWS[0], others=(None, 5.0, None, one(0.5, t)))
         yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
@@ -244,7 +247,7 @@ def _adam_list() -> Iterator[Sample]:
 
 
 def _adam_largest() -> Iterator[Sample]:
-    """Yield samples of AdamLargestList, which is AMSGrad over lists."""
+    """Yield samples of AdamLargestList: types, lists, max_norm, random rounding, a skipped step."""
     name = "AdamLargestList"
     yield from _ordinary(name, LIST_ROWS, _with_largest)
     for i, (label, shapes, offset) in enumerate(LISTS):

@@ -57,7 +57,10 @@ class _BatchNorm(Op):
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """Return the shape (C,); refuse a scalar X, and inputs per_channel of another shape."""
+        """Return the shape (C,); refuse a scalar X, and others of per_channel.
+
+        per_channel: the specs of all inputs that are to have that shape, as declared.
+        """
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
@@ -273,7 +276,10 @@ class BatchNormRelu(_BatchNorm):
         return Spec(x.shape, x.dtype), statistic, statistic
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the call; running statistics are inputs that are written in place."""
+        """Plan the call; running statistics are inputs that are written in place.
+
+        specs: of inputs, then of outputs, None where left out or not wanted.
+        """
         x, scale, bias, mean, var, residual, y, *saved = specs
         return Call(
             device,

@@ -50,8 +50,8 @@ from .facts import (
 from .plan_shared_memory import RESERVED_NBYTES, Channels, Tiles, fit_tiles
 
 # Blocks of a multiprocessor, each with one item of work.
-PIECE_BLOCKS = 3  # of kernels ..._parts
-COLUMN_BLOCKS = 2
+PIECE_BLOCKS = 3  # of kernels over pieces of channels
+COLUMN_BLOCKS = 2  # of those over tiles of columns
 PIECE_NBYTES = 64  # of a channel's neighbours in a row, from which on blocks take such pieces
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
@@ -331,8 +331,9 @@ class Call:
     def _ring(self) -> int:
         """Return how many groups of rows fit into a block's shared memory; 0: no ring is used.
 
-        None is used where too few fit, or for types of 4 bytes or more: they take fewer
-        instructions for each byte, and have as many loads in flight without it.
+        A ring is a circular buffer there, to which threads copy their next rows by groups. None is
+        used where too few fit, or for types of 4 bytes or more: they take fewer instructions for
+        each byte, and have as many loads in flight without it.
         """
         if self.device.capability < ASYNC_COPIES or self.t.itemsize > 2:
             return 0

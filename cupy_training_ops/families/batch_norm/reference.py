@@ -39,8 +39,9 @@ def batch_norm_internal(
 
     These are running_mean, running_var, saved_mean, saved_inv_std; None without training_mode.
     x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode
-    input_mean and input_var, the running ones before.
-    epsilon, momentum, unbiased: see the module.
+    input_mean and input_var, the running ones before. epsilon: added to var. Running statistics
+    become momentum times theirs plus 1 - momentum times mean and var; unbiased: var m / (m - 1), m
+    the elements of a channel.
     """
     before = _wide(input_mean), _wide(input_var)
     y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
@@ -67,7 +68,8 @@ def batch_norm_relu(
     """Update the running statistics in place; return Y, saved_mean and saved_inv_std.
 
     Y = max(0, scale (X - mean) inv_std + bias + residual); x, residual: (N, C, ...), others: (C,).
-    epsilon, momentum, unbiased: see the module.
+    epsilon: added to var. Running statistics become momentum times theirs plus 1 - momentum times
+    the batch's mean and var; unbiased: var m / (m - 1), m the elements of a channel.
     """
     residuals = None if residual is None else _channels(residual)
 

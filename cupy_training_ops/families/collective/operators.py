@@ -139,6 +139,7 @@ class NcclAllGather(_OfOwners):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
+        """Yield one group of NCCL calls, a broadcast of each array from its owner."""
         pairs = zip(xs, self._owners(xs), strict=True)
         yield self.nccl_step(
             xs, ys, [queue.row("broadcast", x.size, x.dtype, root) for x, root in pairs]

@@ -67,7 +67,7 @@ class WarmCall(NamedTuple):
     def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
         """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more.
 
-        placed: (step arguments before, tables of addresses) of the last run; None before the first.
+        placed: (addresses of all arrays, tables of them for the steps), or None.
         """
         if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
@@ -151,7 +151,7 @@ class Collective(Op):
         vars(self).update(ranks=members(self.name, self.group, self.group_type), _warm=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run the collective; the arrays of the last call go straight to the queue."""
+        """Run the collective; for the very arrays of the last call, queue its NCCL calls again."""
         group = self.group
         begun = group.begun
         try:

@@ -56,7 +56,7 @@ FILTERS = 16  # filters are a multiple of it, and at most PANEL
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """Return True if the direct kernels compute the gradients of X and W from this y (dY).
 
-    tf32: 1, float32 may be rounded to TF32, on which they depend; they have no kernels for 0 and 3.
+    tf32: 1, float32 may be rounded to TF32, without which (0, 3) no direct kernel takes float32.
     """
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1

@@ -246,7 +246,8 @@ def measured_cross_entropy_loss_and_grad(
 ) -> tuple[HostArray, ...]:
     """Return loss and gradient of the scores (N, C, ...), and z_loss and predicted classes.
 
-    Arguments are those of cross_entropy_loss_and_grad. z_loss: the part of the loss that
+    labels: (N, ...), classes or ignore_index. weights: of the C classes. The gradient is that of
+    loss_scale times the loss; output_type is the loss's. z_loss: the part of the loss that
     lse_square_scale adds. predicted: the first class with the largest score, -1 in ignored rows and
     where softmax is NaN.
     """
@@ -324,8 +325,9 @@ class _CappedLines:
     def against(self, shares: HostArray, square: Any) -> tuple[HostArray, HostArray, HostArray]:
         """Return losses -sum(shares log_prob), square lse^2, and the gradient of their sum.
 
-        shares: the probability that is wanted of each class, (N, C, M). The former two are
-        (N, 1, M), the gradient, by the uncapped scores, (N, C, M).
+        shares: the probability that is wanted of each class, (N, C, M). square: lse_square_scale,
+        one number or (N, 1, M). The former two are (N, 1, M), the gradient, by the uncapped scores,
+        (N, C, M).
         """
         losses = -np.where(shares == 0, 0, shares * self.log_prob).sum(1, keepdims=True)
         squares = np.where(square == 0, 0, square * self.lse**2)
@@ -510,7 +512,11 @@ class _Rows:
     def _reduced(
         self, losses: HostArray, reduction: str, out: Dtype, of_row: HostArray
     ) -> HostArray:
-        """Return losses of rows times `of_row` (0: 0, whatever the loss), reduced, in `out`."""
+        """Return losses of rows times their weights, reduced, in dtype `out`.
+
+        of_row: the weights; with 0 a loss is 0, whatever it was. reduction: "mean", "sum" or
+        "none".
+        """
         losses = np.where(of_row == 0, 0, of_row * losses)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduce(losses, self.weights, reduction), out)

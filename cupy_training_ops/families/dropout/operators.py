@@ -289,7 +289,7 @@ class _Gradient(WithRatio):
     bitwise_exact = True
 
     def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
-        """Return the spec of dx; refuse a mask of the wrong size."""
+        """Return the spec of dx; refuse a mask of the wrong size; others: ratio, training_mode."""
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")

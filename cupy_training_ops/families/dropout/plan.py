@@ -132,7 +132,10 @@ class Launches:
 
 
 def part(value: object) -> float:
-    """A number from 0 on, below 1, also in an array or a sequence of one element."""
+    """A number from 0 on, below 1, also in an array or a sequence of one element.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     number = real(single(value))
     if not 0 <= number < 1:
         raise ArgumentError(f"expected a number from 0 on, below 1, got {shown(number)}")
@@ -140,7 +143,10 @@ def part(value: object) -> float:
 
 
 def seed(value: object) -> int:
-    """An integer of 64 bits, signed or not."""
+    """An integer of 64 bits, signed or not.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     whole = integer(value)
     if not -(2**63) <= whole < 2**64:
         raise ArgumentError(f"expected an integer of 64 bits, got {shown(whole)}")
@@ -148,7 +154,10 @@ def seed(value: object) -> int:
 
 
 def two_integers(value: object) -> tuple[int, int]:
-    """Two integers."""
+    """Two integers.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ArgumentError(f"expected two integers, got {shown(value)}")
     return integer(value[0]), integer(value[1])

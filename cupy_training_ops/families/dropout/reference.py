@@ -48,7 +48,11 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """Return mask * data / (1 - ratio), and the mask of bools; arguments: see the module."""
+    """Return mask * data / (1 - ratio), and the mask of bools.
+
+    ratio: the share that becomes 0, None: 0.5. training_mode: False or None keeps all. state:
+    (seed, offset) of the random numbers, None: (seed, 0).
+    """
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
     return _rounded(values, data.dtype), mask
 
@@ -69,7 +73,9 @@ def bias_dropout(
 ) -> _Pair:
     """Return dropout(data + bias) + residual, and the mask of bools.
 
-    bias: shape of data or of its last axis. The others: see the module.
+    bias: shape of data or of its last axis. ratio: the share that becomes 0, None: 0.5.
+    training_mode: False or None keeps all. state: (seed, offset) of the random numbers, None:
+    (seed, 0).
     """
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
@@ -92,7 +98,8 @@ def bias_softmax_dropout(
 ) -> tuple[HostArray, HostArray, HostArray]:
     """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on.
 
-    bias broadcasts to data. ratio, state, seed: see the module.
+    bias broadcasts to data. ratio: the share that becomes 0, None: 0.5. state: (seed, offset) of
+    the random numbers, None: (seed, 0).
     """
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))

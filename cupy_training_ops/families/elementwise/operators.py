@@ -39,12 +39,18 @@ OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
 
 
 def number(value: object) -> float:
-    """A real number, also in an array or a sequence of one element."""
+    """A real number, also in an array or a sequence of one element.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     return value if type(value) is float else real(single(value))
 
 
 def limit(value: object) -> int:
-    """An integer within the range of float64."""
+    """An integer within the range of float64.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     whole = integer(value)
     real(whole)
     return whole

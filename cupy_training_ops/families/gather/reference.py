@@ -47,7 +47,10 @@ def gather_nd_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
-    """Return dX of `shape`: dX[batch, *indices[k]] += update[k], in float64."""
+    """Return dX of `shape`: dX[b, *indices[b, i]] += update[b, i], in float64.
+
+    b: batch_dims numbers; indices[b, i]: a tuple of numbers, along the last axis of indices.
+    """
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
     tuples, exists = _wrap(indices.reshape(-1, k), np.array(index_shape))

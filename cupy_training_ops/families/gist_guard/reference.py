@@ -37,7 +37,7 @@ def gist_guarded_msfp15_encoder(
 ) -> tuple[HostArray, HostArray]:
     """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off.
 
-    keep_nonfinite: tiles with infinities or NaN have codes for them, else all NaN. grouping:
+    keep_nonfinite: tiles with infinities or NaN have codes for them, else zeros. grouping:
     lengths (outer, groups, inner) of x, or None. whole: measure every element, not a sample.
     """
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)

@@ -64,7 +64,10 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 
 @quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return numbers of the three FP10 codes in each uint32, the lowest bits first."""
+    """Return numbers of the three FP10 codes in each uint32, the lowest bits first.
+
+    to, shape: of the result; shape None: flat.
+    """
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
@@ -112,7 +115,10 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
 
 
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks."""
+    """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks.
+
+    x: bytes of gist_block_e4m3_encoder. to, shape: of the result; shape None: flat.
+    """
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     # In a marked scale bit 14 is unlike bit 15, the sign.
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
@@ -124,7 +130,7 @@ def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 
 
 def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return 2^s times the value of each E5M2 code."""
+    """Return 2^s times the value of each E5M2 code in x, in dtype `to` and `shape` (None: flat)."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     return _first_elements(_decoded_blocks(scales, codes, _VALUE_OF_E5M2, to).ravel()[:n], shape)
 
@@ -170,7 +176,10 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @quiet
 def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: Dtype) -> HostArray:
-    """Return 2^scales * values[codes] in `to`, (tiles, blocks, elements); values: of all codes."""
+    """Return 2^scales * values[codes] in dtype `to`, (tiles, blocks, elements).
+
+    scales: (tiles, blocks). codes: bytes, (tiles, blocks, elements). values: of the 256 codes.
+    """
     unscaled = np.take(values.astype(computed_in(to)), codes)
     decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
     return put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
@@ -232,7 +241,10 @@ def _integers(
 
 @quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN."""
+    """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN.
+
+    x: bytes of gist_int8_encoder. to, shape: of the result; shape None: flat.
+    """
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     # A scale below 2^-126 counts as 0.
     is_normal = scales.view(np.uint16) & 0x7F80 != 0

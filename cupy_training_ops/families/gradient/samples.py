@@ -42,7 +42,10 @@ def special(dtype: Any) -> Any:
 def _pair(
     rng: Generator, t: Any, value: Any, shape: Shape = (16, 64), flag: tuple[bool, ...] = ()
 ) -> tuple[Any, ...]:
-    """Return a sum of type t, a value of type `value` to add, and the items of `flag`."""
+    """Return a sum of type t, a value of type `value` to add, and the items of `flag`.
+
+    flag: (update signal or overwrite flag,), or ().
+    """
     return values(rng, shape, t), values(rng, shape, value), *flag
 
 

@@ -51,14 +51,20 @@ KINDS = ("bool", "int", "float")  # of constants that attributes hold
 
 
 def convention(value: object) -> str:
-    """A text with a letter for each argument or result: d of an array, c of anything else."""
+    """A text with a letter for each argument or result: d of an array, c of anything else.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, str) or not set(value) <= {TENSOR, CONSTANT}:
         raise ArgumentError(f"expected a text of the letters d and c, got {shown(value)}")
     return value
 
 
 def no_graph(value: object) -> str:
-    """An empty text: graphs are not compiled here."""
+    """An empty text: graphs are not compiled here.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if value not in ("", b""):
         raise ArgumentError(
             "expected nothing, got an ONNX graph, which is not compiled here: write its Triton "
@@ -68,28 +74,40 @@ def no_graph(value: object) -> str:
 
 
 def text(value: object) -> str:
-    """A text."""
+    """A text.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, str):
         raise ArgumentError(f"expected a text, got {shown(value)}")
     return value
 
 
 def dtypes(value: object) -> tuple[Dtype, ...]:
-    """Dtypes, their names or their ONNX type numbers."""
+    """Dtypes, their names or their ONNX type numbers.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of dtypes, got {shown(value)}")
     return tuple(map(to_dtype, value))
 
 
 def booleans(value: object) -> tuple[bool, ...]:
-    """Bools (0 or 1 in ONNX)."""
+    """Bools (0 or 1 in ONNX).
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of bools, got {shown(value)}")
     return tuple(map(boolean, value.tolist() if isinstance(value, np.ndarray) else value))
 
 
 def nothing(value: object) -> tuple[int, ...]:
-    """Nothing: an empty list."""
+    """Nothing: an empty list.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple) or value:
         raise ArgumentError(
             f"expected none, got {shown(value)}: addresses of Python objects mean nothing in "
@@ -99,7 +117,10 @@ def nothing(value: object) -> tuple[int, ...]:
 
 
 def handle(value: object) -> int:
-    """A context: the integer that a PythonOp gave."""
+    """A context: the integer that a PythonOp gave.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     return integer(single(value))
 
 

@@ -66,7 +66,10 @@ def max_pool_grad(
 
 
 def _numbers(windows: Windows, storage_order: int) -> HostArray:
-    """Return every element's number as Indices count it, in the shape of X."""
+    """Return every element's number as MaxPool's Indices count it, in the shape of X.
+
+    storage_order: 0 numbers a plane along its last axis first, 1 along its first axis.
+    """
     planes = np.arange(windows.batch * windows.channels) * math.prod(windows.image)
     numbers = planes.reshape(windows.batch, windows.channels, *(1,) * len(windows.image))
     places = np.indices(windows.image, sparse=True)
