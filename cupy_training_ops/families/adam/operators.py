@@ -244,7 +244,10 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
-        """Return what the base does; refuse lists that random rounding, or None, does not fit."""
+        """Return what the base does; refuse a None in weights, and types not to round at random.
+
+        specs: the inputs as declared.
+        """
         weights = specs[2]
         common.refuse_none(self.name, "weights", weights)
         if self.rounding_seed is not None:
@@ -271,7 +274,7 @@ class AdamLargestList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
-        """Return what the base does, and the specs of largest_moment_2, the last input."""
+        """Return what the base does, and the specs of largest_moment_2, the last of `specs`."""
         *others, largest = specs
         inferred = super().infer(*others)
         common.refuse_other_shapes(self.name, "largest_moment_2", largest, "weights", specs[2])
@@ -424,7 +427,10 @@ class AdamWOptimizer(Op):
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal."""
+        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal.
+
+        specs: the seven inputs, then the four outputs, as declared.
+        """
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon

@@ -29,7 +29,7 @@ SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
 
 @dataclass(frozen=True)
 class Channels:
-    """An array (outer, n, length) whose channels are along its middle."""
+    """An array as (outer, n, length), where [:, c, :] are the elements of channel c of n."""
 
     outer: int
     n: int

@@ -167,7 +167,10 @@ def _together(
 
 @quiet
 def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
-    """Sum arrays over ranks, in float64 or as integers; return the same sums for each rank."""
+    """Sum arrays over ranks, in float64 or as integers; return the same sums for each rank.
+
+    by_rank: each rank's list of arrays.
+    """
     sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*by_rank, strict=True)]
     pairs = zip(sums, by_rank[0], strict=True)
     return [[_narrow(total, x.dtype) for total, x in pairs]] * len(by_rank)

@@ -179,7 +179,10 @@ class Attributes:
             refuse(self.op, "output_padding", expected, f"{extra}")
 
     def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
-        """Refuse a kernel that is larger than the padded input: a negative extent of the result."""
+        """Refuse a kernel that is larger than the padded input: a negative extent.
+
+        x: shape of X. axes: have the kernel.
+        """
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)
             expected = f"pads and extents that a kernel over {reach} elements fits into"

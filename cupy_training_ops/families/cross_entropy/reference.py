@@ -128,7 +128,10 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,)."""
+    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,).
+
+    reduction: of the rows' losses. ignore_index: the label of rows that do not count, or None.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, scores.dtype)
 
@@ -192,7 +195,8 @@ def softmax_cross_entropy_loss_internal_grad(
 ) -> HostArray:
     """Return the scores' gradient from dy, that of the loss, plus a bias, in output_type.
 
-    log_prob, bias: (N, C, ...). label: (N, ...), classes or ignore_index. weight: (C,).
+    log_prob, bias: (N, C, ...). label: (N, ...), classes or ignore_index. weight: (C,). reduction:
+    of the loss, "mean", "sum" or "none".
     """
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)

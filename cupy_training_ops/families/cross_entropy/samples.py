@@ -45,6 +45,7 @@ TYPES = (
 )
 
 
+# Attributes of losses with other terms than the cross-entropy.
 TERMS: tuple[dict[str, float], ...] = (
     {"label_smoothing": 0.1},
     {"label_smoothing": 1.0},
@@ -97,9 +98,9 @@ class Call:
     t_out: Any = None  # output_type
     label: Any = INT64  # type of the labels
     reduction: str = "mean"
-    weighted: bool = False
+    weighted: bool = False  # weights are passed, and a loss_scale where there is one
     ignore: int | None = None  # ignore_index
-    bias: bool = False
+    bias: bool = False  # where the form has one, it is passed
     special: bool = False  # labels out of range, and inf and NaN among the scores
     terms: tuple[tuple[str, float], ...] = ()  # attributes that have other terms in the loss
     t_target: Any = None  # of probabilities beside their gradients

@@ -94,7 +94,10 @@ class ScaleInPlace(ElementwiseOp):
     tiles: ClassVar[Tiles] = None
 
     def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
-        """Return the spec of output, that of input; refuse a factor of several elements."""
+        """Return the spec of output, that of input; refuse a factor of several elements.
+
+        inputs: the specs of input and factor.
+        """
         x, factor = inputs
         if factor.size != 1:
             refuse(self.name, "factor", "one element", f"shape {factor.shape}")
@@ -165,7 +168,7 @@ class ScaledSum(ElementwiseOp):
         return super().infer(*inputs)
 
     def options(self, *inputs: object) -> tuple[Number, ...]:
-        """Return the three scales; of an absent input_2 -0.0."""
+        """Return the three scales; of an absent input_2, the third of `inputs`, -0.0."""
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2
@@ -204,7 +207,10 @@ class FakeQuant(ElementwiseOp):
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
     def check_numbers(self, *inputs: Any) -> None:
-        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded."""
+        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded.
+
+        inputs: the spec of input, then the numbers scale and zero_point.
+        """
         scale = round_number(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:

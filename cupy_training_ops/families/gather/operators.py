@@ -182,7 +182,10 @@ class GatherNDGrad(_GatherGradient):
         return self.choose_plan(Scatter(self, device, sizes, indices, update, output, target))
 
     def check_values(self, *inputs: Any) -> None:
-        """Refuse numbers of index tuples that are out of range for their dimension."""
+        """Refuse numbers of index tuples that are out of range for their dimension.
+
+        inputs: the shape of X, the array of indices, and the update.
+        """
         shape, indices, _ = inputs
         for j in range(indices.shape[-1]):
             extent = shape[self.batch_dims + j]

@@ -144,7 +144,7 @@ def _blocks_and_scales(x: HostArray, largest: float) -> tuple[HostArray, HostArr
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     """Return the bytes of tiles, each its scales and then its codes, without padding behind n.
 
-    scales: (blocks,). codes: one byte each, (blocks, elements of a block).
+    scales: (blocks,). codes: one byte each, (blocks, elements of a block). n: elements in all.
     """
     codes = codes.view(np.uint8)
     scales = pad_tiles(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)

@@ -50,7 +50,10 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
-    """Return the codec that makes values MSFP15, which keeps infinities and NaN."""
+    """Return the codec that makes values MSFP15, which keeps infinities and NaN.
+
+    keep_sign: no value but 0 gets a magnitude of 0.
+    """
     encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
     decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))

@@ -165,7 +165,10 @@ class LambOptimizer(Op):
         return list(zip(*rules, strict=True))
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan launches that compute directions and norms, then weights, then the new step."""
+        """Plan launches that compute directions and norms, then weights, then the new step.
+
+        specs: the ten inputs, then the six outputs, as declared; None where absent.
+        """
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
         signal = common.value_or(update, True)

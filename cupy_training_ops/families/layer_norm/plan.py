@@ -310,7 +310,8 @@ def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> S
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
     """Plan the sums of n lines of partial sums into the gradients `sums`.
 
-    Along y the grid has the gradient of scale, then that of bias.
+    lines: (n, row length) numbers for scale and for bias, each None where sums is. Along y the grid
+    has the gradient of scale, then that of bias.
     """
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:

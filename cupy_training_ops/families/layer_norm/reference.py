@@ -42,7 +42,10 @@ def layer_normalization(
 def simplified_layer_normalization(
     x: HostArray, scale: HostArray, *, axis: int, epsilon: float
 ) -> tuple[HostArray, HostArray]:
-    """Return Y = scale X inv_std over dimensions from `axis` on; inv_std."""
+    """Return Y = scale X inv_std over dimensions from `axis` on; inv_std.
+
+    scale: of a row's shape. inv_std = 1 / sqrt(mean of X^2 over the row + epsilon).
+    """
     y, _, inv_std = _normalize(_Rows.of(x, axis), x, scale, None, False, epsilon)
     return y, inv_std
 

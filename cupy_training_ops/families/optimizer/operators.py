@@ -191,7 +191,10 @@ class SGDOptimizerV2(Op):
         return common.signal(update), w
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan a step of SGD without scaling, clipping, decay and momentum."""
+        """Plan a step of SGD without scaling, clipping, decay and momentum.
+
+        specs: the four inputs, then the two outputs, as declared.
+        """
         lr, w, g, update, updated, new_w = specs
         numbers = (_rule(), lr, 0, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None, None), (new_w, None, None), numbers, updated)

@@ -62,7 +62,10 @@ class SliceGrad(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
-        """Return the spec of dX; refuse a dY with another number of elements than the slice."""
+        """Return the spec of dX; refuse a dY with another number of elements than the slice.
+
+        bounds: starts, ends, axes and steps, the last two None where they are left out.
+        """
         axes = self._sliced_axes(shape, *bounds)
         size = math.prod(axis.count for axis in axes)
         if dy.size != size:
