@@ -131,7 +131,11 @@ class _Step:
         *largest: HostArray,
         results: Sequence[HostArray],
     ) -> None:
-        """Write a block's new m, v, w, step and largest v into the five or four `results`."""
+        """Write a block's new m, v, w, step and largest v into the five or four `results`.
+
+        kind: the dtype of all arrays. w, g: weights and gradients. m, v, largest: first, second and
+        AMSGrad's largest second moments, the last of which may be left out.
+        """
         new_m, new_v, new_w, delta, *new_largest = results
         g = g / kind.type(self.divisor)
         if self.penalty:

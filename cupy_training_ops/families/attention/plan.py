@@ -42,7 +42,10 @@ class Tiles:
     gradient: tuple[int, int]
 
     def nbytes(self, row_nbytes: int, is_gradient: bool) -> int:
-        """Return a block's shared memory in bytes: its own rows, and tiles that it goes over."""
+        """Return a block's shared memory in bytes: its own rows, and tiles that it goes over.
+
+        row_nbytes: of a row of one array. is_gradient: of keys' and queries' gradients.
+        """
         bands, length = self.gradient if is_gradient else self.forward
         own = (2 if is_gradient else 1) * self.warps * bands * BAND  # of two arrays, or of Q
         numbers = 2 * self.stages * length * 8 if is_gradient else 0  # LSE and slopes of rows

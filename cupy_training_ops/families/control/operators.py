@@ -251,8 +251,8 @@ class YieldOp(_Control):
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """Return what the step function of SplitStep is to yield, after the usual checks.
 
-        inputs, named: the arrays. It has all of them, those that get a gradient, and for each of
-        the latter True if its gradient has the full shape.
+        inputs, named: the arrays. The result has all of them, those that get a gradient, and for
+        each of the latter True if its gradient has the full shape.
         """
         if named.get("outputs") is not None:
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))

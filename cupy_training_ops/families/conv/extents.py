@@ -181,7 +181,7 @@ class Attributes:
     def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
         """Refuse a kernel that is larger than the padded input: a negative extent.
 
-        x: shape of X. axes: have the kernel.
+        x: shape of X. axes: have the kernel. extents: of the result.
         """
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)

@@ -200,7 +200,10 @@ class Call:
         return weights.astype(self.t_out if use_out else self.t)
 
     def _distribution(self, rng: Generator, dtype: Any = None) -> Any:
-        """Return distributions of the shape of the scores: rows that sum to 1, with some zeros."""
+        """Return distributions of the shape of the scores: rows that sum to 1, with some zeros.
+
+        dtype: None: that of the scores.
+        """
         target = rng.uniform(0, 1, self.scores_shape) * (rng.random(self.scores_shape) < 0.5)
         total = target.sum(-1 if self.form.classes_last else 1, keepdims=True)
         return (target / np.where(total == 0, 1, total)).astype(dtype or self.t)

@@ -173,7 +173,8 @@ def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: i
 def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
     """Draw the mask of x's shape, True where kept; add 1 to the offset of a state in an array.
 
-    At ratio 0 all are kept, and the state stays as it is.
+    state: (seed, offset), or None for (seed, 0). At ratio 0 all are kept, and the state stays as it
+    is.
     """
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:

@@ -84,7 +84,10 @@ def _special_scaled(rng: Generator, dtype: Any) -> tuple[Any, ...]:
 
 
 def _accumulators(name: str, flagged: bool) -> Iterator[Sample]:
-    """Yield samples of an accumulator of one array; flagged: the value of its optional flag."""
+    """Yield samples of operator `name`, which adds to one array.
+
+    flagged: the value of its optional flag, in samples that pass it.
+    """
     for t, value in PAIRS:
         types = f"{dtype_name(t)}-{dtype_name(value)}"
         yield Sample(name, f"{types}-ordinary", partial(_pair, t=t, value=value))
@@ -132,8 +135,10 @@ def _scales() -> Iterator[Sample]:
     """
     name = "MixedPrecisionScale"
     up_to_32_bits = (FLOAT32, FLOAT16, BFLOAT16)
-    pairs = [(x, y) for x in up_to_32_bits for y in up_to_32_bits]
-    pairs += [(FLOAT64, FLOAT32), (FLOAT32, FLOAT64)]
+    pairs = [(x, y) for x in up_to_32_bits for y in up_to_32_bits] + [
+        (FLOAT64, FLOAT32),
+        (FLOAT32, FLOAT64),
+    ]
     for x, y in pairs:
         types = f"{dtype_name(x)}-{dtype_name(y)}"
         make = partial(_to_scale, shapes=ORDINARY, dtype=x)

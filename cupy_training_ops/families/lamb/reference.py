@@ -123,7 +123,10 @@ def _direction(
 
 
 def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
-    """Return the rate times |w| / |d| clipped to limits, or the rate alone if either norm is 0."""
+    """Return the rate times |w| / |d|, or the rate alone if either norm is 0.
+
+    w, d: weights and directions of a parameter. limits: (least, most) of |w| / |d|.
+    """
     of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:
         return rate
