@@ -38,7 +38,7 @@ struct Run {
 // The run of `length` zeros.
 template <class T>
 __device__ __forceinline__ Run<T> zeros(i64 length) {
-    return {nullptr, length, nullptr, nullptr};
+    return {/*from=*/nullptr, length, /*begin=*/nullptr, /*end=*/nullptr};
 }
 
 // Returns in every lane the pointer that lane `lane` passes. All lanes call it.
@@ -100,15 +100,18 @@ template <class T>
 struct Loaded<T, 1> {
     vec::Vec<T, 1> word;
 
+    // True if the run has `words` words.
     __device__ static bool possible(const Run<T>& run, int words) { return run.length >= words; }
+    // Loads the word at `from`; 0 if that is null.
     __device__ void load(const T* from) { word.at[0] = from ? __ldcs(from) : T{}; }
+    // The word: there is nothing to shift.
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 
 // loaded[u] = the lane's vector of row u of a warp's words, u < S::vecs, if it lies in one run;
 // rows begin at position first + u * S::row of an output of n words. Returns bits: bit u is set if
 // vector u is loaded. Lane u asks for the run of row u; if that ends inside the row, every lane
-// asks for the run of its own vector. source: a Source.
+// asks for the run of its own vector. source: a Source; lane: of the calling thread.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {
@@ -143,7 +146,8 @@ __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first,
 
 // Copies the vectors of some lanes word by word, one vector after the other, a lane a word: vectors
 // in which several runs meet, or that are partly outside the n words of `out`. Bit l of `left`:
-// copy lane l's vector, which begins at position row + l * S::words. source: a Source.
+// copy lane l's vector, which begins at position row + l * S::words. source: a Source; lane: of the
+// calling thread.
 template <class S, class Source>
 __device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row, u32 left,
                                            int lane, const Source& source) {

@@ -29,9 +29,10 @@ struct Tiling {
 
 // ---- a thread's elements of one array, vector u in registers[u] ---------------------------------
 //
-// load and store access aligned vectors of N elements, from `offset` of the tile on; load_apart and
-// store_apart single elements, S::threads apart. at(u, i) is element i of vector u. width: elements
-// of a vector; read_nbytes, written_nbytes: bytes of an element that are read, and written.
+// S: the Tiling, E: type of elements, N: elements of a vector. load and store access aligned
+// vectors, from `offset` of the tile on; load_apart and store_apart single elements, S::threads
+// apart. at(u, i) is element i of vector u. width: elements of a vector; read_nbytes,
+// written_nbytes: bytes of an element that are read, and written.
 
 // The offset in the tile of the i-th of a thread's elements, the first of which is at `offset`.
 template <class S>
@@ -64,7 +65,9 @@ struct Reader {
             if (apart<S>(offset, i) < n && (!OPTIONAL || from))
                 registers[0].at[i] = from[apart<S>(offset, i)];
     }
+    // Element i of vector u.
     __device__ Acc<E> at(int u, int i) const { return to_acc(registers[u].at[i]); }
+    // An input stores nothing.
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -81,8 +84,10 @@ struct Writer {
     __device__ void seek(i64 first) {
         if (!OPTIONAL || to) to += first;
     }
+    // An output loads nothing.
     __device__ void load(int, u32) const {}
     __device__ void load_apart(u32, u32) const {}
+    // The result of the map for element i of vector u.
     __device__ Acc<E>& at(int u, int i) { return registers[u][i]; }
 
     // Rounds the results of vector u and writes them at to + offset; STREAMING: evict-first in the
@@ -165,9 +170,11 @@ struct RowReader {
             if (apart<S>(offset, i) < n && from)
                 reinterpret_cast<E*>(registers)[i] = from[column(apart<S>(offset, i))];
     }
+    // Element i of vector u.
     __device__ Acc<E> at(int u, int i) const {
         return to_acc(reinterpret_cast<const E*>(registers + u)[i]);
     }
+    // An input stores nothing.
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -179,7 +186,8 @@ constexpr int OF_TILING = 0;
 template <class S, int N>
 constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
 
-// operand<S>() gives the Reader or Writer of an operand for the tiling S.
+// operand<S>() gives the Reader or Writer of an operand for the tiling S. OPTIONAL: its array may
+// be null.
 template <class E, int N, bool OPTIONAL>
 struct In {
     const E* x;
@@ -208,25 +216,25 @@ struct Row {
 
 // Operand: the map's parameter is element i of x.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ In<E, N, false> in(const E* x) {
+__device__ __forceinline__ In<E, N, /*OPTIONAL=*/false> in(const E* x) {
     return {x};
 }
 // Operand: element i of x, or 0 if x is null.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ In<E, N, true> in_or_zero(const E* x) {
+__device__ __forceinline__ In<E, N, /*OPTIONAL=*/true> in_or_zero(const E* x) {
     return {x};
 }
 // Operand: the map's parameter is a reference; its value goes to element i of y.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ Out<E, N, false> out(E* y) {
+__device__ __forceinline__ Out<E, N, /*OPTIONAL=*/false> out(E* y) {
     return {y};
 }
 // Operand: `out`, or nowhere if y is null.
 template <int N = OF_TILING, class E>
-__device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
+__device__ __forceinline__ Out<E, N, /*OPTIONAL=*/true> out_if_wanted(E* y) {
     return {y};
 }
-// Operand: b[i % columns], or -0.0 if b is null; see RowReader.
+// Operand: b[i % columns], a row repeated for each row of the other arrays, or -0.0 if b is null.
 template <class E>
 __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
     return {b, fast_division::in_registers(columns)};
@@ -234,7 +242,7 @@ __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns
 
 // ---- the map ------------------------------------------------------------------------------------
 
-// Elements of a vector of the first operand; all have as many.
+// Elements of a vector of the first of several Readers and Writers; all have as many.
 template <class Register, class...>
 constexpr int WIDTH_OF = Register::width;
 
@@ -280,8 +288,9 @@ __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Opera
                 operands.template operand<S>()...);
 }
 
-// map_elements with `tiles` tiles a block, for maps that compute something once for all of their
-// elements.
+// Calls map(element of each operand) for each of n elements; a block has `tiles` tiles, for maps
+// that compute something once for all of their elements. aligned: every array starts at a multiple
+// of 16 bytes.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
                                           Operands... operands) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ u64 square_root(u64 x) { return x; }
 constexpr float UP = 0x1p64f, DOWN = 0x1p-64f;     // factors of x in the other two sums
 constexpr float MOST = 0x1p96f, LEAST = 0x1p-64f;  // sums of x^2 in this range are precise
 
-// Visitor (see visit_vecs) that sums squares in A: at[0] of x, at[1] of DOWN * x, at[2] of UP * x.
-// N = 1 sum is enough for doubles, and for halves.
+// Visitor that sums squares of elements E in A: at[0] of x, at[1] of DOWN * x, at[2] of UP * x. N =
+// 1 sum is enough for doubles, and for halves.
 template <class E, class A>
 struct SumsOfSquares {
     static constexpr int N = ARE_SAME<A, float> && !ARE_SAME<E, __half> ? 3 : 1;
@@ -47,8 +47,9 @@ struct SumsOfSquares {
             at[2] += (value * UP) * (value * UP);
         }
     }
-    // Adds MANY vectors and returns true if the sums of squares of all of them are ordinary, or
-    // only x^2 is summed (N == 1); else adds none and returns false. One branch for all.
+    // Adds MANY vectors of M elements and returns true if the sums of squares of all of them are
+    // ordinary, or only x^2 is summed (N == 1); else adds none and returns false. One branch for
+    // all.
     template <int M, int MANY>
     __device__ __forceinline__ bool all(const Vec<E, M> (&x)[MANY]) {
         A sums[MANY];
@@ -97,10 +98,10 @@ struct SumsOfSquares {
     }
 };
 
-// Adds the sums of the block's threads and writes them to partials[N * number + i], i < N, of block
-// number place.first + blockIdx.x. Returns true only in the block that finishes last in the last
-// launch (in all other launches place.n_in_all is 0); there `sums` become those over all n_in_all
-// blocks. ticket: counter of finished blocks; `last` and `scratch` are in shared memory.
+// Adds the sums of the block's THREADS threads and writes them to partials[N * number + i], i < N,
+// of block number place.first + blockIdx.x. Returns true only in the block that finishes last in
+// the last launch (in all other launches place.n_in_all is 0); there `sums` become those over all
+// n_in_all blocks. ticket: counter of finished blocks; `last` and `scratch` are in shared memory.
 template <class E, class A, int THREADS>
 __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
                                          Zeroed<u32>* ticket, const Partials& place,
@@ -113,7 +114,8 @@ __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
         if (i == 0 || has_others) sums.at[i] = reduce::sum_block(sums.at[i], scratch);
         if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
     }
-    if (place.n_in_all == 0 || !reduce::arrives_last<true>(ticket, gridDim.x, last)) return false;
+    if (place.n_in_all == 0 || !reduce::arrives_last</*FIRST_WROTE=*/true>(ticket, gridDim.x, last))
+        return false;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (i > 0 && sums.is_precise()) break;

@@ -5,7 +5,7 @@
 // `stride` elements apart. The threads of a line share its slots. With stride 1 a slot is a
 // vector of 16 aligned bytes; the elements before the first and after the last vector (the
 // edges) are one a thread. With other strides a slot is one element, and neighbouring threads
-// have neighbouring lines.
+// have neighbouring lines. E: type of elements; WIDTH: elements of a slot.
 //
 //     slots of one thread   0  1  2 | 3  4  5 | 6  7  8 | 9     DEPTH = 3 slots a batch
 //     batch                 0         1         2         3
@@ -130,7 +130,8 @@ struct SlotsOf {
     }
 };
 
-// A batch of a line's elements of one array, in registers.
+// A batch of a line's elements of one array, in registers. PINNED: the addresses of its slots take
+// one instruction each (SlotsOf).
 template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
@@ -146,14 +147,15 @@ struct Reader {
     E edge;                 // the thread's element outside slots, or `fill`
     Slot registers[DEPTH];  // [u]: the thread's slot u of the batch that was loaded last
 
-    // Prepares to read `array` along a line and loads `edge`; `load` loads batches.
+    // Prepares to read `array` along a line and loads `edge`; `load` loads batches. fill: the value
+    // of elements that do not exist; present: false if there is no array.
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
         : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
-    // Loads the thread's slots of a batch. STREAMS: by vec::load_streaming. BEFORE_STORES: by
-    // vec::load_before_stores. line: the thread's. Elements that do not exist are `fill`.
+    // Loads the thread's slots of a batch of its `line`. STREAMS: evict-first in the caches;
+    // BEFORE_STORES: evict-last. Elements that do not exist are `fill`.
     template <bool STREAMS = false, bool BEFORE_STORES = false>
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
@@ -178,7 +180,8 @@ struct Reader {
         return Unit::at(registers[u].at, i);
     }
 
-    // max(least, the elements of the batch).
+    // max(least, the elements of the batch). IN_PAIRS: first the maxima of all words' lower and
+    // upper elements; the last argument of larger_pair only says their type.
     __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
         if constexpr (IN_PAIRS) {
             u32 of_word[WORDS];
@@ -232,7 +235,7 @@ struct Writer {
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
-        store(SlotsOf<E, WIDTH, DEPTH, false>(line, array), line, batch, u, values);
+        store(SlotsOf<E, WIDTH, DEPTH, /*PINNED=*/false>(line, array), line, batch, u, values);
     }
     // Writes the thread's element outside whole slots, if it has one.
     template <int WIDTH, int DEPTH>
@@ -241,9 +244,9 @@ struct Writer {
     }
 
   protected:
-    // Writes values[i], rounded, to element i of slot u of a batch, if it exists, by a streaming
-    // store, so that the line's other batches stay in the cache. (A plain store of a vector of
-    // 2-byte elements is compiled to stores of 2 bytes.)
+    // Writes values[i], rounded, to element i of slot u (its address from `slots`, PINNED or not)
+    // of a batch, if it exists, by a streaming store, so that the line's other batches stay in the
+    // cache. (A plain store of a vector of 2-byte elements is compiled to stores of 2 bytes.)
     template <bool PINNED, int WIDTH, int DEPTH>
     static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
                                                  const Line<WIDTH, DEPTH>& line,
@@ -268,7 +271,8 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
 //     largest(least)   max(least, the first array's elements)
 //
 // LOADS_FIRST: all loads of a batch are issued before the first use; otherwise the compiler may
-// issue some later, to save registers. BEFORE_STORES: for lines that are loaded once.
+// issue some later, to save registers. BEFORE_STORES, for lines that are loaded once: loads are
+// marked evict-last in the caches.
 template <bool LOADS_FIRST = false, bool BEFORE_STORES = false, int WIDTH, int DEPTH, class Op,
           class... In>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
@@ -291,7 +295,7 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
 #pragma unroll 1
     while (true) {
         if constexpr (BEFORE_STORES)
-            (in.template load<false, true>(line, batch), ...);
+            (in.template load</*STREAMS=*/false, /*BEFORE_STORES=*/true>(line, batch), ...);
         else
             (in.load(line, batch), ...);
         if (LOADS_FIRST) vec::all_are_asked_for();
@@ -352,6 +356,7 @@ __device__ __forceinline__ Seat seat_of(u32 threads) {
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
                                                      u32 threads) {
+    // Lines: {number, start, stride, pitch, edge, n_slots, thread, threads, head}
     if (row >= n_rows) return {-1, 0, 1, WIDTH, -1, 0, thread, threads, 0};
     const i64 start = row * length;
     const i64 before = -start & (WIDTH - 1);  // elements up to the next multiple of WIDTH
@@ -363,7 +368,8 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 le
     return {row, start, 1, WIDTH, has_edge ? edge : -1, n_slots, thread, threads, head};
 }
 
-// row_at for this thread's row, with `threads` threads a row.
+// The row of this thread, of n_rows rows of `length` elements, `threads` threads a row;
+// blocks have blockDim.x / threads consecutive rows.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
     const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
@@ -371,7 +377,7 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
 }
 
-// row_of without a division, for `threads` as in seat_of.
+// row_of without a division: `threads` is a power of two up to WARP, or the whole block.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 length, u32 threads) {
     const Seat seat = seat_of(threads);
@@ -386,6 +392,7 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 thread
     const auto [row, thread] = seat_of(threads);
     const i64 start = (row < n_rows ? row : n_rows - 1) * (threads * (WIDTH * DEPTH));
     const i32 n_slots = static_cast<i32>(threads * DEPTH);
+    // {number, start, stride, pitch, edge, n_slots, thread, threads, head, full}
     return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};
 }
 
@@ -398,6 +405,7 @@ __device__ __forceinline__ Line<1, DEPTH> column_of(i64 n_outer, i64 length, i64
     const i64 outer = static_cast<i64>(blockIdx.x / n_tiles) * blockDim.z + threadIdx.z;
     const i64 column = static_cast<i64>(blockIdx.x % n_tiles) * blockDim.x + threadIdx.x;
     const bool inside = outer < n_outer && column < stride;
+    // Lines: {number, start, stride, pitch, edge, n_slots, thread, threads, head}
     if (!inside) return {-1, 0, stride, stride, -1, 0, threadIdx.y, blockDim.y, 0};
     const i64 start = outer * length * stride + column;
     return {outer * stride + column, start, stride, stride, -1, length, threadIdx.y, blockDim.y, 0};

@@ -13,8 +13,8 @@ using facts::Columns;
 using facts::Pointers;
 using facts::TensorSizes;
 
-// Returns the number of the tensor that has chunk `chunk`, among the first n of a launch, by binary
-// search in sizes.first_chunk.
+// Returns the number of the tensor that has chunk number `chunk` of a launch, of its n tensors, by
+// binary search in sizes.first_chunk.
 template <int CAPACITY>
 __device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
     int low = 0, high = n;
@@ -36,7 +36,8 @@ struct BlockChunk {
     i64 first, end, n;
 
     // Chunk `chunk` of a launch's n_tensors tensors: elements [first, end) of tensor number
-    // `tensor`, which has n elements. sizes: elements and first chunks of all tensors.
+    // `tensor`, which has n elements. sizes: elements and first chunks of all tensors, with room
+    // for CAPACITY.
     template <int CAPACITY>
     __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors,
                           u32 chunk = blockIdx.x) {
@@ -58,8 +59,10 @@ __device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
 
 // Calls visit(vector), or visit(vector of one element) outside aligned vectors, for this thread's
 // elements of all tensors; arrays.at[t] and sizes.size[t] are the address and elements of tensor t.
-// A block has every gridDim.x-th chunk of CHUNK_NBYTES; elements outside aligned vectors go with a
-// tensor's first chunk. UNROLL vectors are loaded together. BATCHES: by reduce::visit_batches.
+// A block of THREADS has every gridDim.x-th chunk of CHUNK_NBYTES; elements outside aligned vectors
+// go with a tensor's first chunk. UNROLL vectors are loaded together. BATCHES: `visit` also has
+// all(UNROLL vectors), true if it took them, which is tried first. CAPACITY: tensors that the
+// tables have room for.
 template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, bool BATCHES = false, int CAPACITY,
           class Visit>
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,

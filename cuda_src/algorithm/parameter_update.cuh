@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Arrays of optimizer steps. Some may be null, outputs may be the input arrays, and a skipped step
-// copies inputs to outputs. An Either is a number that is a launch argument or in GPU memory.
+// copies inputs to outputs. An Either is a number that is a launch argument or in GPU memory. W, G
+// and M are the types of weights, gradients and moments, A that of the computation.
 #pragma once
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
@@ -63,6 +64,7 @@ struct Copy {
     u16* to;
     bool is_bfloat16;
 
+    // True if `to` is null or may be accessed by vectors of WIDTH from element `first` on.
     template <int WIDTH>
     __device__ bool may_have_vecs_at(int first) const {
         return parameter_update::may_have_vecs_at<WIDTH>(to, first);
@@ -75,6 +77,7 @@ struct Copy {
         else
             parameter_update::store(reinterpret_cast<__half*>(to), i, w);
     }
+    // to[i] = from[i], first <= i < end: the weights of a skipped step.
     __device__ void copy_through(i64 first, i64 end) const {
         parameter_update::copy_through(from, to, first, end);
     }
@@ -92,7 +95,8 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
 
 // Stochastic rounding of new weights to bfloat16, used where is_on: away from 0 with a probability
 // that is the distance to the bfloat16 nearer to 0, in units of the last place. Element i is
-// rounded by word i % 4 of Philox's counter {i / 4, step} for `seed`.
+// rounded by word i % 4 of Philox's counter {i / 4, step} for `seed`; step: number of the optimizer
+// step.
 struct RandomRounding {
     u64 seed, step;
     bool is_on;
@@ -122,8 +126,8 @@ struct RandomRounding {
 
   private:
     // Bits of the bfloat16 below x in magnitude, or of the next one with a probability that is x's
-    // distance from the lower one: 16 random bits, the upper half of `word`, are added to the 16
-    // bits that are cut off.
+    // distance from the lower one, in units of the last place: 16 random bits, the upper half of
+    // `word`, are added to the 16 bits that are cut off.
     static __device__ __forceinline__ u16 at_random(float x, u32 word) {
         const u32 bits = __float_as_uint(x);
         if ((bits & 0x7F800000u) == 0x7F800000u)  // NaN and infinity stay what they are
@@ -132,8 +136,9 @@ struct RandomRounding {
     }
 };
 
-// As put above, but new weights in bfloat16 are rounded at random where `rounding` is on; other
-// types never are.
+// new_w[i + k] = weight[k], new_g[i + k] = delta[k], copy[i + k] = weight[k], k < N, each rounded:
+// new_w in bfloat16 at random where `rounding` is on, all others to nearest. Null arrays are left
+// out.
 template <class W, class G, class A, int N>
 __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
                                     const A (&weight)[N], const A (&delta)[N],
@@ -147,24 +152,27 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     put(new_w, new_g, copy, i, weight, delta);
 }
 
-// Numbers of a step: learning rate, factor that gradients were multiplied with, norm of all these
-// gradients and its limit (for clipping); update: false if the caller asks for the step to be
-// skipped.
+// Numbers of a step: learning rate, factor that gradients were multiplied with, norm of all
+// gradients so multiplied, and limit of their norm without the factor (for clipping); update: false
+// if the caller asks for the step to be skipped.
 struct Numbers {
     double rate, loss_scale, norm, max_norm;
     bool update;
 
+    // False if the step is skipped: by `update`, or because rate or loss_scale allow none.
     __device__ bool allows_step() const { return update && step::allows_step(rate, loss_scale); }
-    // The divisor of gradients, see step::gradient_divisor.
+    // What gradients are divided by: loss_scale, or norm / max_norm where that is larger.
     __device__ double gradient_divisor() const {
         return step::gradient_divisor(loss_scale, norm, max_norm);
     }
 };
 
 // Sets all of `numbers` but max_norm from launch arguments or arrays (Either), by warps 2 and 3,
-// while warps 0 and 1 compute of_moments, the bias corrections {1 - alpha^step, 1 - beta^step} (1
-// without rule.correct_bias): in one warp this would take twice as long. Both results are in shared
-// memory. Ends with __syncthreads.
+// while warps 0 and 1 compute of_moments, the bias corrections {1 - rule.alpha^step, 1 -
+// rule.beta^step} (1 without rule.correct_bias): in one warp this would take twice as long. rate:
+// learning rate. step: number of the step. loss_scale: factor of the
+// gradients, norm: of all so multiplied; update: 0 to skip the step. Both results are
+// in shared memory. Ends with __syncthreads.
 template <class Rule>
 __device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
                                              const Rule& rule, const either::Either<1>& rate,
@@ -219,7 +227,8 @@ struct Parameter {
 };
 
 // Arrays of an optimizer step without moments: weight and gradient, outputs new_w, new_g (the
-// change of the weight) and the low-precision `copy` of new weights; outputs may be null.
+// change of the weight) and the low-precision `copy` of new weights; outputs may be null. W, G:
+// types of weights and gradients.
 template <class W, class G>
 struct Descent {
     const W* w;
@@ -256,9 +265,9 @@ struct Descent {
     }
 };
 
-// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
-// allow none. Wraps around at the largest integer. Called in the last launch, as the others read
-// `step`.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or the learning rate
+// `rate` or loss_scale is not finite, or loss_scale <= 0. Wraps around at the largest integer.
+// Called in the last launch, as the others read `step`.
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {

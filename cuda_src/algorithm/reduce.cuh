@@ -27,8 +27,8 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
     return value;
 }
 
-// Shared memory for sum_block. Aligned, because it is loaded by 16 bytes: racecheck reported the
-// unused bytes beside it.
+// Shared memory for sum_block, in a block of THREADS threads. Aligned, because it is loaded by 16
+// bytes: racecheck reported the unused bytes beside it.
 template <class A, int THREADS>
 struct BlockScratch {
     static constexpr int threads = THREADS, warps = THREADS / WARP;
@@ -97,6 +97,7 @@ struct Range {
     i64 n, n_vecs;
     int head;
 
+    // The n elements at `from`.
     __device__ Range(const E* from, i64 n) : from(from), n(n) {
         const int before = vec::elements_to_16(from);
         head = before < n ? before : static_cast<int>(n);
@@ -106,7 +107,8 @@ struct Range {
     __device__ i64 tail() const { return head + n_vecs * WIDTH; }
 };
 
-// The vectors [first, first + span) of a range, as far as it has them: n at `from`; span < 2^31.
+// The vectors, of type V, [first, first + span) of a range, as far as it has them: n at `from`;
+// span < 2^31.
 template <class V>
 struct Span {
     const V* from;
@@ -138,9 +140,9 @@ __device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, 
     }
 }
 
-// visit_vecs, with the same arguments, for a visitor with visit.all(UNROLL vectors), which is tried
-// first; if it returns false, or there are not so many vectors left, visit is called for each of
-// them.
+// Calls `visit` with vectors thread, thread + n_threads, ... of the vectors [first, first + span)
+// of a range: first tries visit.all(UNROLL vectors), loaded together; if that returns false, or
+// there are not so many left, calls visit(vector) for each of them.
 template <int UNROLL, class E, class V, class Visit>
 __device__ __forceinline__ void visit_batches(const Range<E, V>& range, i64 first, i64 span,
                                               u32 thread, u32 n_threads, Visit& visit) {

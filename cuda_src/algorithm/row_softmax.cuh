@@ -8,7 +8,8 @@ namespace cto::row_softmax {
 
 using namespace lines;
 
-// Slots are PINNED (see lines::SlotsOf) for rows whose elements take few other instructions.
+// Slots are PINNED (their addresses take one instruction each) for rows of vectors, whose elements
+// take few other instructions. E: type of elements; a slot has WIDTH of them, a batch DEPTH slots.
 template <class E, int WIDTH>
 constexpr bool PINNED = WIDTH > 1 && sizeof(E) < 8;
 
@@ -20,10 +21,11 @@ template <class E, int WIDTH, int DEPTH>
 struct LineWriter : Writer<E> {
     SlotsOf<E, WIDTH, DEPTH, PINNED<E, WIDTH>> slots;
 
+    // Writes to `array` along the thread's `line`.
     __device__ __forceinline__ LineWriter(const Line<WIDTH, DEPTH>& line, E* array)
         : Writer<E>{array}, slots(line, array) {}
-    // Element i of slot u of a batch = values[i], rounded, as by Writer::store, but through pinned
-    // slots. batch: the number in the line of the batch's first slot. u: 0 to DEPTH - 1.
+    // Writes values[i], rounded, to element i of the thread's slot u of a batch, if it exists, by a
+    // streaming store. batch: the number in the line of its first slot. u: 0 to DEPTH - 1.
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
@@ -43,8 +45,9 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    // Adds a batch of the thread's elements: each(see), largest(least) as in lines::read. A larger
-    // maximum than before scales the earlier sum by e^(before - now).
+    // Adds a batch of the thread's elements x: each(see) calls see(x) for each, largest(least)
+    // returns max(least, all x). A larger maximum than before scales the earlier sum by e^(before -
+    // now).
     template <class Each, class Renew, class Largest>
     __device__ __forceinline__ void include(const Each& each, const Renew&,
                                             const Largest& largest) {

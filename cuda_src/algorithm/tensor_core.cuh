@@ -97,8 +97,8 @@ __device__ __forceinline__ int place_in_b(int pitch) {
     return BY_COLUMNS ? column * pitch + k : k * pitch + column;
 }
 
-// Loads the fragment a (16 x K); `from` is the address of its first element + place_in_a. pitch: in
-// elements.
+// Loads the fragment a (16 x K); `from` is the address of its first element + place_in_a. Element
+// (row, k) is at row * pitch + k if BY_ROWS, else at k * pitch + row; pitch: in elements.
 template <bool BY_ROWS, class E>
 __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
@@ -114,7 +114,8 @@ __device__ __forceinline__ void load_a(const E* from, int pitch, A& a) {
         a[i] = word_at(from + i / 2 * (4 * P * of_k) + i % 2 * 8 * of_row, of_k);
 }
 // Loads the fragment b (K x 8), and `next` of the 8 columns after it; `from` is the address of b's
-// first element + place_in_b. pitch: in elements.
+// first element + place_in_b. Element (k, column) is at column * pitch + k if BY_COLUMNS, else at k
+// * pitch + column; pitch: in elements.
 template <bool BY_COLUMNS, class E>
 __device__ __forceinline__ void load_b(const E* from, int pitch, B& b, B& next) {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800

@@ -5,6 +5,8 @@
 // Where one of them, the whole, has every dimension of dY and the other is repeated, one pass
 // writes the whole's gradient and sums the other's. What is summed is divided into spans: each
 // gives a row of partial sums, and a second launch adds the rows up in a fixed order.
+// B_IS_REPEATED: whole = A, repeated = B, else the other way round; arrays: dY, both operands, and
+// d_whole.
 #pragma once
 #include "algorithm/column_reduce.cuh"
 #include "algorithm/reduce.cuh"
@@ -51,6 +53,7 @@ struct Denominator {
     __device__ __forceinline__ void set(Acc<T> b) { value = b; }
     __device__ __forceinline__ Acc<T> divides(Acc<T> x) const { return divided(x, value, T{}); }
 };
+// x / b = x * (1 / b).
 template <>
 struct Denominator<__half> {
     float reciprocal;
@@ -82,8 +85,9 @@ struct Repeated {
         return {da, -da * b.divides(a)};
     }
 };
+// A is repeated: set(a), then gradient(dy, b).
 template <class T>
-struct Repeated<T, false> {
+struct Repeated<T, /*IS_B=*/false> {
     Acc<T> a;
     __device__ __forceinline__ void set(Acc<T> x) { a = x; }
     __device__ __forceinline__ DivGradient<T> gradient(Acc<T> dy, Acc<T> b) const {
@@ -93,8 +97,8 @@ struct Repeated<T, false> {
 
 // ---- one operand is whole (has the shape of dY), the other is repeated --------------------------
 
-// B_IS_REPEATED: whole = A, repeated = B; else the other way round. d_whole, the gradient of
-// `whole`, may be null.
+// dY and both operands, whole = A and repeated = B if B_IS_REPEATED, else the other way round; and
+// d_whole, the gradient of `whole`, which may be null.
 template <class T, bool B_IS_REPEATED>
 struct Operands {
     const T *dy, *whole, *repeated;
@@ -151,8 +155,9 @@ __device__ __forceinline__ void differentiate_all(const Operands<T, B_IS_REPEATE
     }
 }
 
-// differentiate_all, with the same arguments, for many terms: each round of the loop loads two,
-// without a branch.
+// Calls `differentiate` at indices first, first + step, ... below `end` (each of N elements, with
+// the same `repeated` and `sums`), for many of them: each round of the loop loads two, without a
+// branch.
 template <class T, int N, bool B_IS_REPEATED>
 __device__ __forceinline__ void differentiate_many(const Operands<T, B_IS_REPEATED>& arrays,
                                                    i64 first, i64 end, i64 step,
@@ -207,7 +212,8 @@ constexpr int DEPTH = B_IS_REPEATED && sizeof(T) == 2 ? 4 : 2;
 
 // The gradient of each of n_elements elements is a sum, divided into n_spans spans. A group of
 // `lanes` threads adds up one span of one element; group `number` of the grid has span = number /
-// n_elements, element = number % n_elements.
+// n_elements, element = number % n_elements. lane: number of the thread in its group; exists: its
+// group has a span. A block has THREADS threads.
 template <int THREADS>
 struct Task {
     i64 number, element, span;
@@ -239,7 +245,8 @@ struct Task {
 // Writes d_whole, and for each element of `repeated` the sum of its gradient over a span, to
 // partials[span][element], or with one span to d_repeated. dY and the whole operand are [outer,
 // middle, inner], `repeated` is [middle]. A task's span is outer_each rows by inner_each columns of
-// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers.
+// [outer, inner]; its `lanes` threads take vectors of N in turn. sizes: these numbers, how many
+// spans there are along `inner` (inner_spans) and in all (n_spans).
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
@@ -295,8 +302,8 @@ struct Offsets {
 
 // Returns the sum of one lane, of the gradient of element task.element of A (of_a) or B: the whole
 // sum has `summed` terms, numbered along the dimensions it is summed over, `span` of them a task;
-// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents, and
-// strides in dy, a and b.
+// the lane adds every `lanes`-th of the task's, from its task.lane-th on. dimensions: extents,
+// first those of the gradient, then the summed ones, and strides in dy, a and b.
 template <class T, int THREADS>
 __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
                                            const Broadcast& dimensions, const Task<THREADS>& task,
@@ -327,7 +334,7 @@ template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
                                          Vec<Acc<T>, 1> (&per_thread)[facts::MAX_THREADS]) {
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    Columns<Acc<T>, 1, FINISH_DEPTH> own;
+    Columns<Acc<T>, /*N=*/1, FINISH_DEPTH> own;
     if (column < columns)
         own.add(partials + threadIdx.y * columns + column,
                 column_reduce::rows_of(rows - threadIdx.y), blockDim.y * columns);

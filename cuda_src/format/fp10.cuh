@@ -17,13 +17,15 @@ constexpr u32 NAN_CODE = 0x1F8;
 // x in FP10, rounded to nearest even; overflow gives infinity, a NaN keeps its sign.
 __device__ __forceinline__ u32 to_fp10(float x) {
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
-    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/4>(magnitude), INFINITY_CODE);
     return (bits_of(x) >> 22 & 0x200u) | (magnitude > 0x7F800000u ? NAN_CODE : code);
 }
 // The FP10 code of x: sign (bit 9), 5 bits of exponent, 4 of fraction, rounded to nearest even.
 __device__ __forceinline__ u32 to_fp10(double x) {
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
-    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/4>(magnitude), INFINITY_CODE);
     return (static_cast<u32>(bits_of(x) >> 54) & 0x200u) |
            (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code);
 }
@@ -94,7 +96,8 @@ __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]
     for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
 }
 
-// words[k] = the codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits.
+// words[k] = the codes of x[3 k], x[3 k + 1] and x[3 k + 2], the first in the lowest bits, k <
+// WORDS.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {
     u32 codes[FP10_IN_WORD * WORDS];
@@ -134,8 +137,8 @@ __device__ __forceinline__ void decode_word(u32 word, E* y) {
             y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
 }
 
-// y[j] = number of code share * N + j of the words, j < N: a third of their codes; share: 0, 1 or
-// 2. `words` is indexed by constants only, so that it stays in registers.
+// y[j] = number of code share * N + j of the WORDS words, j < N: a third of their codes; share: 0,
+// 1 or 2. `words` is indexed by constants only, so that it stays in registers.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
     static_assert(3 * N == FP10_IN_WORD * WORDS, "three shares are all elements");

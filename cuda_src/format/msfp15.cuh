@@ -190,17 +190,17 @@ __device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
     return box;
 }
 // The Box of x[0..7]. Bit 31 of size + 0x7FFFFFFF is set if size is not 0.
-__device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
+__device__ __forceinline__ Box</*HAS_SMALL=*/true> box_of_floats(const float (&x)[8]) {
     u32 bits[8], there[8];
-    Box<true> box;
+    Box</*HAS_SMALL=*/true> box;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         bits[j] = bits_of(x[j]);
         box.size[j] = __uint_as_float(bits[j] & 0x7FFFFFFFu);
         there[j] = (bits[j] & 0x7FFFFFFFu) + 0x7FFFFFFFu;
     }
-    box.negative = make_uint2(gather_bytes<3>(bits), gather_bytes<3>(bits + 4));
-    box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
+    box.negative = make_uint2(gather_bytes</*BYTE=*/3>(bits), gather_bytes</*BYTE=*/3>(bits + 4));
+    box.nonzero = make_uint2(gather_bytes</*BYTE=*/3>(there), gather_bytes</*BYTE=*/3>(there + 4));
     return box;
 }
 // The Box of x[0..7]: elements of 2 bytes two a word, others by way of float.
@@ -211,7 +211,7 @@ __device__ __forceinline__ BoxOf<E> box_of(const E* x) {
     } else {
         float values[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[j] = truncated<true>(x[j]);
+        for (int j = 0; j < 8; ++j) values[j] = truncated</*KEEP_SIGN=*/true>(x[j]);
         return box_of_floats(values);
     }
 }
@@ -221,11 +221,11 @@ __device__ __forceinline__ u32 round_four(const float* size, float scale) {
     u32 doubled[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) doubled[j] = __float_as_uint(__fmaf_rz(size[j], scale, 4194304.5f));
-    return halved(gather_bytes<0>(doubled));
+    return halved(gather_bytes</*BYTE=*/0>(doubled));
 }
 
 // Byte j = sign << 6 | M, j < 4: M = byte j of `magnitudes`, but 1 if that is 0 and the element is
-// not. negative, nonzero: as in Box.
+// not. Bit 7 of byte j of `negative` is the element's sign, of `nonzero` is set if it is not 0.
 __device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonzero) {
     const u32 rounded_to_0 = ~(magnitudes + 0x7F7F7F7Fu);
     return magnitudes | (rounded_to_0 & nonzero & 0x80808080u) >> 7 |
@@ -243,8 +243,8 @@ __device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, u32 share
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
         low = round_four(box.size, scale), high = round_four(box.size + 4, scale);
     } else {
-        low = encode_four_small<true>(box.size, shared_exponent);
-        high = encode_four_small<true>(box.size + 4, shared_exponent);
+        low = encode_four_small</*KEEP_SIGN=*/true>(box.size, shared_exponent);
+        high = encode_four_small</*KEEP_SIGN=*/true>(box.size + 4, shared_exponent);
     }
     const uint2 codes = make_uint2(with_signs(low, box.negative.x, box.nonzero.x),
                                    with_signs(high, box.negative.y, box.nonzero.y));
@@ -350,7 +350,7 @@ __device__ __forceinline__ uint2 encode_elements(const E* x, u32& shared_exponen
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] = truncated(x[j]);
         shared_exponent = exponent_of(values);
-        return encode_box<false>(values, shared_exponent);
+        return encode_box</*KEEP_SIGN=*/false>(values, shared_exponent);
     }
 }
 
@@ -423,7 +423,7 @@ template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);
     if (keep_nonfinite && shared_exponent == NOT_FINITE) {
-        Y in_memory[N];  // as in encode_elements
+        Y in_memory[N];  // as decode_nonfinite indexes it in a loop
         decode_nonfinite(codes, share * N, N, in_memory);
 #pragma unroll
         for (int j = 0; j < N; ++j) y[j] = in_memory[j];
@@ -431,8 +431,8 @@ __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_n
     }
     const float quantum = quantum_of(shared_exponent);
     if constexpr (N == 8) {
-        decode_four<4>(codes.x, quantum, y);
-        decode_four<4>(codes.y, quantum, y + 4);
+        decode_four</*N=*/4>(codes.x, quantum, y);
+        decode_four</*N=*/4>(codes.y, quantum, y + 4);
     } else {
         const u32 half = share * N & 4 ? codes.y : codes.x;
         decode_four<N>(half >> 8 * (share * N & 3), quantum, y);

@@ -20,8 +20,9 @@ __device__ __forceinline__ u32 rounded(u32 magnitude) {
     const u32 below_half = (1u << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1u);
     return ((magnitude + below_half) >> DROPPED) - ((127u - BIAS) << FRACTION);
 }
-// The code, as above, of the double whose bits without the sign are `magnitude`. A number below
-// 2^(1 - BIAS) is rounded by a sum with 2^(53 - BIAS - FRACTION).
+// code = exponent (this BIAS) << FRACTION | fraction, of the double whose bits without the sign are
+// `magnitude`, rounded to nearest even; it may be beyond the format's largest. A number below 2^(1
+// - BIAS) is rounded by a sum with 2^(53 - BIAS - FRACTION).
 template <int BIAS, int FRACTION>
 __device__ __forceinline__ u32 rounded(u64 magnitude) {
     constexpr u64 SMALLEST_NORMAL = (1024ull - BIAS) << 52;

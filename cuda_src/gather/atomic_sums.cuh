@@ -16,7 +16,7 @@ template <class Target, class T>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, Acc<T>* sums,
                                            Items items, Sizes sizes) {
     const BatchItem slice(items);
-    const i64 first = slice.column<1, ATOMIC_ITEMS>(), width = sizes.width;
+    const i64 first = slice.column</*N=*/1, ATOMIC_ITEMS>(), width = sizes.width;
     if (slice.batch >= items.n_batches) return;
     const i64 row = target(slice.item);
     if (row == NOWHERE) return;
@@ -43,7 +43,7 @@ struct Additions {
     }
 };
 
-// sums[element(k)] += dy[k], k < n; nothing if element(k) is NOWHERE.
+// sums[element(k)] += dy[k], k < n; nothing if element(k) is NOWHERE. element: a targets::Element.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements(const Element& element, const T* __restrict__ dy,
                                              Acc<T>* sums, i64 n) {
@@ -58,10 +58,10 @@ __device__ __forceinline__ void add_elements(const Element& element, const T* __
     additions.apply(sums);
 }
 
-// sums[element(k)] += dy[k] as add_elements, in strips of STRIP_COLUMNS columns over all rows: the
-// cache lines of `sums` that one strip touches stay in the L2 cache; row after row, each addition
-// would go to memory. Each strip has blocks_a_strip blocks; a block has blockDim.y * ATOMIC_ITEMS
-// rows of it: thread x a column, y every blockDim.y-th row.
+// sums[element(k)] += dy[k], none if element(k) is NOWHERE, in strips of STRIP_COLUMNS columns over
+// all `rows` rows of dy: the cache lines of `sums` that one strip touches stay in the L2 cache; row
+// after row, each addition would go to memory. Each strip has blocks_a_strip blocks; a block has
+// blockDim.y * ATOMIC_ITEMS rows of it: thread x a column, y every blockDim.y-th row.
 template <class Element, class T>
 __device__ __forceinline__ void add_elements_by_strips(const Element& element,
                                                        const T* __restrict__ dy, Acc<T>* sums,

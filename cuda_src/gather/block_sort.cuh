@@ -31,8 +31,9 @@ struct Digits {
         }
         return sum;
     }
-    // Sets `first`, and `seen` to the counts of earlier warps. Thread d computes those of digit d.
-    // Begins with a barrier, as all warps have to have counted, and ends with one.
+    // Sets `first`, and `seen` to the counts of earlier warps, from the warps' counts of the digits
+    // of `pass`. Thread d computes those of digit d. Begins with a barrier, as all warps have to
+    // have counted, and ends with one.
     __device__ __forceinline__ void place(const Pass& pass) {
         __syncthreads();
         const bool has_digit = threadIdx.x < radix(pass);
@@ -105,8 +106,8 @@ struct Entries {
             __syncwarp();
         }
     }
-    // Moves each of the thread's entries from `from` to `to`, to first of its digit + those of
-    // earlier warps + its rank.
+    // Moves each of the thread's entries from `from` to `to` by its digit of `pass`: to first of
+    // the digit + those of earlier warps, both in `digits`, + its rank.
     __device__ __forceinline__ void move(const Digits& digits, const Pass& pass) const {
         const u16* const earlier = digits.seen[threadIdx.x / WARP];
 #pragma unroll 1
@@ -119,20 +120,23 @@ struct Entries {
     }
 };
 
-// sorted = entry_of(0 .. all.n - 1) sorted by key, stably, all.width bits a pass, by the whole
-// block. `shared`: dynamic shared memory, for Digits, two copies of the entries, and their ranks.
+// sorted = entry_of(0 .. all.n - 1) sorted by the lower all.bits bits of key, stably, all.width
+// bits a pass, by the whole block, all.rows entries a thread. `shared`: dynamic shared memory, for
+// Digits, two copies of the entries, and their ranks.
 template <class EntryOf>
 __device__ __forceinline__ void sort(const EntryOf& entry_of, Entry* __restrict__ sorted,
                                      const AllDigits& all, u8* shared) {
     Digits& digits = *reinterpret_cast<Digits*>(shared);
     Entry* const one = reinterpret_cast<Entry*>(shared + sizeof(Digits));
     Entry* const other = one + all.rows * ALONE_THREADS;
-    Entries entries{one, other, reinterpret_cast<u16*>(other + all.rows * ALONE_THREADS),
+    Entries entries{/*from=*/one, /*to=*/other,
+                    /*ranks=*/reinterpret_cast<u16*>(other + all.rows * ALONE_THREADS),
                     static_cast<u32>(all.rows), static_cast<u32>(all.n)};
     entries.load(entry_of);
 #pragma unroll 1
     for (i32 shift = 0; shift < all.bits; shift += all.width) {
-        const Pass pass{all.n, 0, shift, min(all.width, all.bits - shift), 1};
+        const Pass pass{all.n, /*span=*/0, shift, /*bits=*/min(all.width, all.bits - shift),
+                        /*blocks=*/1};
         entries.count(digits.seen[threadIdx.x / WARP], pass);
         digits.place(pass);
         entries.move(digits, pass);

@@ -53,11 +53,11 @@ struct BucketSums {
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // For lanes of which several have one row: one of them, for which it returns true, gets the
-    // row's sum in `sum` and the sum of their values in `value`. `sum` is what each lane swapped
-    // out of sums.at[row]; it is `late` if that is the mark of a lane `before` it. Of two lanes it
-    // is the one that came second, a + b being b + a. Three or more (a late lane before a late
-    // one), which is rare, are summed in the order of lanes.
+    // For the `valid` lanes, of which several have one row: one of them, for which it returns true,
+    // gets the row's sum in `sum` and the sum of their values in `value`. `sum` is what each lane
+    // swapped out of sums.at[row]; it is `late` if that is the mark of a lane `before` it. Of two
+    // lanes it is the one that came second, a + b being b + a. Three or more (a late lane before a
+    // late one), which is rare, are summed in the order of lanes.
     __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
         const bool late = is_locked(sum);

@@ -46,6 +46,7 @@ template <>
 struct alignas(8) Entry<4> {
     u32 row, value;
 
+    // row: of dX; bits: the element.
     static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
     // The row of dX.
     __device__ u32 target() const { return row; }
@@ -85,6 +86,7 @@ struct Part {
     i64 column;
     u32 first, end, span;
 
+    // The part of this block; sort: columns and rows of dY, rows of a span, and how many spans.
     __device__ explicit Part(const ColumnSort& sort) {
         const u32 strip = blockIdx.x / sort.spans;
         span = blockIdx.x - strip * sort.spans;
@@ -113,8 +115,8 @@ __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     return to + row * static_cast<u32>(lines.strides[0]);
 }
 
-// {row of dX, value} of an element of dY with this index, {0, 0} for an index out of range;
-// first_row: the row for index 0, to which the index adds index * lines.stride.
+// {row of dX, bits of `value`} of an element of dY with this index, {0, 0} for an index out of
+// range; first_row: the row for index 0, to which the index adds index * lines.stride.
 template <class T>
 __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
                                                const Lines& lines) {
@@ -144,7 +146,7 @@ __device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32
 // rounded up to whole runs. Threads read rows: thread t has column t % COLUMNS; then each warp adds
 // up the counts of its own column, lane b of bucket b. Two histograms, used in turn, so that one
 // barrier a tile is enough. The indices of the next tile are loaded before this one is counted.
-// sort: see Part; histogram: shared memory.
+// sort: rows and columns of dY, and its spans; histogram: shared memory.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,

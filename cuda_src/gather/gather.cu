@@ -75,13 +75,15 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
 
 // ---- deterministic: entries to sort; key n_rows, past the last row, for an index out of range ---
 
-// Entry k = {target(k), k}; if dy is not null {target(k), bits of dy[k]}: see SortedSlices.
+// Entry k = {target(k), k}; if dy is not null (slices of one element) {target(k), bits of dy[k]}.
+// The key is n_rows for an index out of range.
 template <class Target>
 struct NewEntry {
     Target target;
     const T* dy;
     i64 n_rows;
 
+    // Returns the entry of slice k.
     __device__ __forceinline__ Entry operator()(i64 k) const {
         const i64 row = target(k);
         Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
@@ -150,7 +152,7 @@ __device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
     }
 }
 
-using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
+using RoundTiling = map::Tiling</*IN=*/WIDTH, /*OUT=*/WIDTH, /*SHARE=*/1, ROUND_NBYTES, THREADS>;
 
 // y[i] = sums[i] rounded to T.
 struct Round {
@@ -170,7 +172,8 @@ using namespace cto;
 // slices or rows, and columns. pass, digits: the digits of keys that are sorted by.
 
 // dx[batch][row][column] = sum of dy[batch][k][column] over k with indices[k] == row. One of the n
-// elements of dx a thread, at most THREADS slices k.
+// elements of dx a thread, at most THREADS slices k. sizes: n_slices and n_rows of a batch, and
+// `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
                      const __grid_constant__ Sizes sizes) {
@@ -178,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
 // dx[row][column] = sum of dy[k][column] over k whose index tuple names the row. One of the n
-// elements of dx a thread, at most THREADS slices k.
+// elements of dx a thread, at most THREADS slices k. tuples: indices in a tuple, tuples of a batch,
+// extents that they index. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                         T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -186,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
 // dx[i] = sum of dy[k] over k whose index names element i in its line. One of the n elements of dx
-// a thread, at most THREADS elements dy[k].
+// a thread, at most THREADS elements dy[k]. lines: extent and stride in dx of the axis, and those
+// of the other dimensions. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
                               const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
@@ -203,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 // entries[k] = {target(k), k}, or with dy {target(k), bits of dy[k]}, where target(k) is the row
 // that index tuple k names, or n_rows for an index out of range; counts[block][digit] = how many of
-// the block's targets have the digit of `pass`.
+// the block's targets have the digit of `pass`. tuples: indices in a tuple, tuples of a batch,
+// extents that they index.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, Key* counts, const __grid_constant__ Pass pass,
@@ -212,24 +218,27 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 // entries[k] = {target(k), k}, or with dy {target(k), bits of dy[k]}, where target(k) is the
 // element of dx that index k names in its line, or n_rows for an index out of range;
-// counts[block][digit] = how many of the block's targets have the digit of `pass`.
+// counts[block][digit] = how many of the block's targets have the digit of `pass`. lines: extent
+// and stride in dx of the axis, and those of the other dimensions.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
                                const __grid_constant__ Pass pass, i64 n_rows) {
     make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
-// target(k), and of k among equals, by one block; target(k) is the row that index k names.
-// Empty for keys of 64 bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
+// of k among equals, by one block; target(k) is the row that index k names. Empty for keys of 64
+// bits. n_rows, the key of an index out of range, comes last. digits: number of entries, and bits
+// of their keys.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_grad__sort(const INDEX* indices, const T* dy, Entry* entries,
                       const __grid_constant__ AllDigits digits, i64 n_rows) {
     sort_keys(GatherRow{indices, n_rows}, dy, entries, n_rows, digits);
 }
-// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of
-// target(k), and of k among equals, by one block; target(k) is the row that index tuple k
-// names. Empty for keys of 64 bits.
+// entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
+// of k among equals, by one block; target(k) is the row that index tuple k names. Empty for keys of
+// 64 bits. tuples: indices in a tuple, tuples of a batch, extents that they index. n_rows, the key
+// of an index out of range, comes last. digits: number of entries, and bits of their keys.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_nd_grad__sort(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, const __grid_constant__ AllDigits digits, i64 n_rows) {
@@ -237,7 +246,9 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
 }
 // entries = {target(k), k}, or with dy {target(k), bits of dy[k]}, in the order of target(k), and
 // of k among equals, by one block; target(k) is the element of dx that index k names in its line.
-// Empty for keys of 64 bits.
+// Empty for keys of 64 bits. lines: extent and stride in dx of the axis, and those of the other
+// dimensions. n_rows, the key of an index out of range, comes last. digits: number of entries, and
+// bits of their keys.
 extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     gather_elements_grad__sort(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries,
@@ -245,14 +256,17 @@ extern "C" __global__ void __launch_bounds__(ALONE_THREADS, 1)
     sort_keys(GatherElement{indices, lines}, dy, entries, n_rows, digits);
 }
 // sums[batch][row that index k names] += dy[batch][k], a slice, by atomic additions; nothing for an
-// index out of range.
+// index out of range. items: how blocks share batches, slices and columns. sizes: n_slices and
+// n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
                         const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
     add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
 // sums[row that index tuple k names] += dy[k], a slice, by atomic additions; nothing for a tuple
-// out of range.
+// out of range. tuples: indices in a tuple, tuples of a batch, extents that they index. items: how
+// blocks share batches, slices and columns. sizes: n_slices and n_rows of a batch, and `width` of
+// each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                            ACC* sums, const __grid_constant__ Items items,
@@ -260,14 +274,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_slices(GatherNDRow{indices, tuples}, dy, sums, items, sizes);
 }
 // sums[element that index k names in its line] += dy[k], k < n, by atomic additions; nothing for an
-// index out of range.
+// index out of range. lines: extent and stride in dx of the axis, and those of the other
+// dimensions.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic(const INDEX* indices, const __grid_constant__ Lines lines,
                                  const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
-// gather_elements_grad__atomic, strip by strip of STRIP_COLUMNS columns of `rows` rows of dy,
-// blocks_a_strip blocks each, so that the lines of sums in use stay in the L2 cache.
+// sums[element that index k names in its line] += dy[k] by atomic additions, none for an index out
+// of range, for `rows` rows of dy: in strips of STRIP_COLUMNS columns, blocks_a_strip blocks each,
+// so that the lines of sums in use stay in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
@@ -282,6 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // counts[column][span][bucket] = entries of the column that the span's block moves to the bucket,
 // rounded up to whole runs in each tile. A block has COLUMNS columns of one span of rows of dy.
+// lines: extent and stride in dx of the axis, and those of the other dimensions.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                         u32* counts, const __grid_constant__ ColumnSort sort) {
@@ -289,7 +306,9 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     columns::count_buckets(indices, lines, counts, sort, histogram);
 }
 // entries[column] = {row of dx, dy} of the column's elements, by bucket of the row, in the order of
-// dy in a bucket; {a row, 0} fills runs up. Blocks as in count_buckets, whose `counts` it reads.
+// dy in a bucket; {a row, 0} fills runs up. A block has COLUMNS columns of one span of rows of dy.
+// lines: extent and stride in dx of the axis, and those of the other dimensions. counts: from
+// gather_elements_grad__count_buckets.
 extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                           const T* dy, const u32* counts, Carried* entries,
@@ -301,7 +320,8 @@ extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
 }
 // dx[row][column], [n_rows][width], = sum of the entries of the column with this row. A block has
 // BUCKET_ROWS rows, one bucket, of SUM_COLUMNS columns, a warp each; sums are in dynamic shared
-// memory. entries and counts are those of the two kernels above.
+// memory. entries: from gather_elements_grad__move_to_buckets, counts: from
+// __count_buckets. sort: spans of rows of dy, and entries that a column has room for.
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
@@ -328,7 +348,9 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     __shared__ Key per_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, per_warp);
 }
-// gather__scatter with LONG_ITEMS entries a thread at a time, for many entries.
+// to = the entries `from` sorted by the digit of `pass`, stably. A block moves its span of them,
+// LONG_ITEMS entries a thread at a time; `counts` is from gather__count or a __keys kernel. For
+// many entries.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
@@ -350,10 +372,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ i64 bounds[2];
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// Blocks 0 to start_blocks - 1: starts[row] as gather__starts. The others: sums[node] = sum of the
-// slices of dy of each node of this level of the tree (segmented_sum.cuh) that has one key, and of
-// the level of `parents`. entries: sorted by key; items: which nodes and columns a block has;
-// tickets: counters of finished children. Rows are whole 16-byte vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] = how many entries have a smaller key. The others:
+// sums[node] = sum of the slices of dy of each node of this level of the tree (segmented_sum.cuh)
+// that has one key, and of the level of `parents`. entries: sorted by key; items: which nodes and
+// columns a block has; tickets: counters of finished children. Rows are whole 16-byte vectors on
+// 16-byte boundaries. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -362,20 +385,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
                                            in_registers(level), parents, tickets, start_blocks);
 }
-// gather__sum_nodes, with its arguments, element by element, for rows that are not whole 16-byte
-// vectors on 16-byte boundaries.
+// Blocks 0 to start_blocks - 1: starts[row] = how many entries have a smaller key. The others:
+// sums[node] = sum of the slices of dy of each node of this level of the tree that has one key, and
+// of the level of `parents`, element by element, for rows that are not whole 16-byte vectors on
+// 16-byte boundaries. entries: sorted by key; items: which nodes and columns a block has; tickets:
+// counters of finished children. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
     const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
     const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
     const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
-    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
-                                       in_registers(level), parents, tickets, start_blocks);
+    segmented_sum::starts_and_nodes</*N=*/1>(dy, entries, sums, starts, items, in_registers(sizes),
+                                             in_registers(level), parents, tickets, start_blocks);
 }
 // dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none. A thread sums
 // a vector of columns of `count` rows; the first n_long items of the grid are long rows instead.
 // entries: sorted by key, those of a row are [starts[row], starts[row + 1]). sums: those of the
 // tree's n_nodes nodes in `levels` levels, and of edges. Rows are whole 16-byte vectors on 16-byte
-// boundaries.
+// boundaries. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
@@ -383,15 +409,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
                                    levels, n_long);
 }
-// gather__sum_rows, with its arguments, element by element, for rows that are not whole 16-byte
-// vectors on 16-byte boundaries.
+// dx[batch][row] = sum of the slices of dy whose key is the row, 0 if there are none, for rows that
+// are not whole 16-byte vectors on 16-byte boundaries. A thread sums one column of `count` rows;
+// the first n_long items of the grid are long rows instead. entries: sorted by key, those of a row
+// are [starts[row], starts[row + 1]). sums: those of the tree's n_nodes nodes in `levels` levels,
+// and of edges. sizes: n_slices and n_rows of a batch, and `width` of each.
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
                              i32 levels, i64 n_long) {
-    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               n_long);
+    segmented_sum::sum_rows</*N=*/1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
+                                     levels, n_long);
 }
 // y[i] = 0, i < n.
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {

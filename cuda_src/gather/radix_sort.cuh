@@ -50,8 +50,8 @@ __device__ __forceinline__ Pass in_registers(Pass pass) {
     return pass;
 }
 
-// counts[block][digit] = how many keys of the block's span have the digit; key_at(i) is key i.
-// histogram: shared memory.
+// counts[block][digit] = how many keys of the block's span have the digit of `pass`; key_at(i) is
+// key i. histogram: shared memory.
 template <class KeyAt, class Key>
 __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass,
                                              u32 (&histogram)[RADIX]) {
@@ -80,9 +80,9 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&per_warp)[WARPS]) {
     return sum - value;
 }
 
-// Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
-// digits, and after those of earlier blocks with the same one; counts[block][digit] as from
-// count_digits. TOGETHER loads are in flight. per_warp: scratch of sum_before.
+// Returns where this block's first entry with digit threadIdx.x of `pass` goes: after all entries
+// with smaller digits, and after those of earlier blocks with the same one; counts[block][digit] as
+// from count_digits. TOGETHER loads are in flight. per_warp: scratch of sum_before.
 template <u32 TOGETHER, class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&per_warp)[SORT_WARPS]) {
@@ -126,8 +126,8 @@ struct TileItems {
     u32 rank[ITEMS];  // earlier entries of the warp with the same digit
     i32 valid;        // entry[0 .. valid) exist
 
-    // Loads the thread's ITEMS entries of the tile that begins at entry `tile`, those before `end`.
-    // A warp has WARP * ITEMS neighbours.
+    // Loads the thread's ITEMS entries of the tile of `from` that begins at entry `tile`, those
+    // before `end`. A warp has WARP * ITEMS neighbours.
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
         const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
@@ -158,7 +158,8 @@ struct TileItems {
     }
 };
 
-// A tile sorted by one digit in shared memory. Thread d < radix computes the counts of digit d.
+// A tile, ITEMS entries a thread, sorted by one digit in shared memory. Thread d < radix computes
+// the counts of digit d.
 template <class Key, int ITEMS>
 struct SortedTile {
     using Entry = radix_sort::Entry<Key>;
@@ -180,8 +181,9 @@ struct SortedTile {
         }
         return sum;
     }
-    // Sets `first` and `shift`. destination: where the block's next entry with digit threadIdx.x
-    // goes in the result; moves on by the tile's count.
+    // Sets `first` and `shift` for the digits of `pass`. destination: where the block's next entry
+    // with digit threadIdx.x goes in the result; moves on by the tile's count. per_warp: scratch of
+    // sum_before.
     __device__ void place_digits(Key& destination, Pass pass, Key (&per_warp)[SORT_WARPS]) {
         const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
@@ -192,8 +194,8 @@ struct SortedTile {
         }
         destination += count;
     }
-    // Moves the thread's entries to their sorted places in `entries`: first of the digit + those of
-    // earlier warps + rank.
+    // Moves the thread's entries, `items`, to their places in `entries`, sorted by the digit of
+    // `pass`: first of the digit + those of earlier warps + rank.
     __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
@@ -202,7 +204,8 @@ struct SortedTile {
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
     }
-    // Writes the first n sorted entries of the tile to their places in the result `to`.
+    // Writes the first n entries of the tile, sorted by the digit of `pass`, to their places in the
+    // result `to`.
     __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
 #pragma unroll
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
@@ -213,9 +216,10 @@ struct SortedTile {
     }
 };
 
-// Moves every entry of the block's span to its place in `to` by the digit of `pass`, stably: a tile
-// at a time. Barriers: all warps have counted; all digits have places; the tile is sorted in
-// `sorted`.
+// Moves every entry of the block's span of `from` to its place in `to` by the digit of `pass`,
+// stably: a tile, ITEMS entries a thread, at a time. counts[block][digit]: from count_digits.
+// Barriers: all warps have counted; all digits have places; the tile is sorted in `sorted`, shared
+// memory.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
@@ -271,10 +275,11 @@ __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted
     if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 
-// find_start for a block's STARTS_ROWS keys, of those from 0 to n_keys. Only the first and the last
-// are searched among all n `sorted` entries (bounds, in shared memory). Then the entries between
-// are scanned: if the keys of entries i - 1 and i differ, starts[key] = i for all keys after that
-// of i - 1 up to that of i. If there are too many entries to scan, every key is searched.
+// starts[key] = how many of the n sorted entries have a smaller key, for the block's STARTS_ROWS
+// keys, of those from 0 to n_keys. Only the first and the last are searched among all n `sorted`
+// entries (bounds, in shared memory). Then the entries between are scanned: if the keys of entries
+// i - 1 and i differ, starts[key] = i for all keys after that of i - 1 up to that of i. If there
+// are too many entries to scan, every key is searched.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

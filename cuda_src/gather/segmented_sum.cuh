@@ -28,7 +28,7 @@ namespace cto::segmented_sum {
 using namespace slice_sums;
 using zeroed::Zeroed;
 
-// Returns `sizes`, which the compiler then keeps in registers: see in_registers of a Level.
+// Returns `sizes`, which the compiler then keeps in registers instead of reading launch parameters.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
 #ifndef __CUDA_CPU__
     asm("" : "+l"(sizes.n_slices), "+l"(sizes.n_rows), "+l"(sizes.width));
@@ -107,7 +107,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Items& items, const Sizes& sizes,
                                           const Level& level, u32 first_block) {
     const BatchItem node(items, first_block);
-    const i64 width = sizes.width, column = node.column<N, 1>();
+    const i64 width = sizes.width, column = node.column<N, /*MANY=*/1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key child = static_cast<Key>(node.item) * FANOUT;
     Key position[NODE_DEPTH<Key>];  // loaded with the keys, before these say if they are needed
@@ -135,7 +135,9 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
         if (N > 1 || dy)
             sum.add_children(slices, child, position);
         else
-            sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
+            sum.template add_all<DEPTH>(
+                slices,
+                Ends<Key>{/*first=*/child, /*n=*/FANOUT, /*middle=*/child + FANOUT, /*skipped=*/0});
     }
     sum.store(own + (level.begin + node.item) * width);
 }
@@ -144,11 +146,11 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
 // arrive. Only for one batch, and if a block's nodes have one parent.
 template <class Key>
 struct Parent {
-    u32 node, ticket, children;  // children: of a block
+    u32 node, ticket, children;  // ticket: number of its counter; children: of a block
     Key first = 0, last = 0;     // keys of the node's entries
 
     // Finds the node above those of this block, and starts to load the keys of its first and last
-    // entry.
+    // entry. parents: nodes of its level; blocks before first_block have other work.
     __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
                                       const Level& level, const Parents& parents, u32 first_block) {
         const u32 block = blockIdx.x - first_block;
@@ -166,8 +168,9 @@ struct Parent {
     __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
         return node < parents.n && first == last && first < sizes.n_rows;
     }
-    // sums[parent] = sum of the sums of its FANOUT children, if it has_sum, by the block that
-    // completes the last of them. tickets: one counter for each parent and block of columns.
+    // sums[parents.begin + node] = sum of the sums of its FANOUT children, if it has_sum, by the
+    // block that completes the last of them, N columns a thread. tickets: one counter for each
+    // parent and block of columns. Blocks before first_block have other work.
     template <int N, class A>
     __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
                                         const Level& level, const Parents& parents,
@@ -175,7 +178,8 @@ struct Parent {
         __shared__ bool is_last;
         if (!has_sum(parents, sizes)) return;
         if (!reduce::arrives_last(tickets + ticket, FANOUT / children, is_last)) return;
-        const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
+        const i64 width = sizes.width,
+                  column = BatchItem(items, first_block).column<N, /*MANY=*/1>();
         if (threadIdx.y > 0 || column >= width) return;
         Sum<A, N> sum;
         sums += column;
@@ -185,10 +189,11 @@ struct Parent {
     }
 };
 
-// Blocks 0 to start_blocks - 1 find `starts`, the others sum nodes: see gather__sum_nodes. parents:
-// the nodes of the next level; such a node is summed by the block that finishes its last child.
-// tickets: a counter for each parent and column block, 0 before and after. `parent` is made first,
-// so that its loads begin early. Starts are the same for all batches: blocks of z > 0 repeat none.
+// Blocks 0 to start_blocks - 1: starts[row] = how many entries have a smaller key. The others:
+// sums[node] = sum of the slices of each node of this level that has one key. parents: the nodes of
+// the next level; such a node is summed by the block that finishes its last child. tickets: a
+// counter for each parent and column block, 0 before and after. `parent` is made first, so that its
+// loads begin early. Starts are the same for all batches: blocks of z > 0 repeat none.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
@@ -222,15 +227,17 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             Key n, i32 levels) {
     Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
     if (levels == 0 || up >= down) {
-        sum.template add_all<DEPTH>(slices, Ends<Key>{low, high - low, high, 0});
+        sum.template add_all<DEPTH>(
+            slices, Ends<Key>{/*first=*/low, /*n=*/high - low, /*middle=*/high, /*skipped=*/0});
         return;
     }
     n /= FANOUT;
     if (low % FANOUT != 0) sum.add(sum.load(nodes.at(up - 1)));
     if (high % FANOUT != 0 && down < n) sum.add(sum.load(edges.at(down)));
     if (down == n && high > down * FANOUT)
-        sum.template add_all<DEPTH>(slices,
-                                    Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+        sum.template add_all<DEPTH>(
+            slices, Ends<Key>{/*first=*/down * FANOUT, /*n=*/high - down * FANOUT, /*middle=*/high,
+                              /*skipped=*/0});
     // Of this level's nodes [low, high), the next level covers the children of its [up, down).
     for (i32 level = 1;; ++level) {
         low = up;
@@ -239,15 +246,16 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
         down = high / FANOUT;
         const bool top = level == levels || up >= down;
         const Key skipped = top ? 0 : (down - up) * FANOUT;
-        sum.template add_all<DEPTH>(nodes,
-                                    Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
+        sum.template add_all<DEPTH>(nodes, Ends<Key>{/*first=*/low, /*n=*/high - low - skipped,
+                                                     /*middle=*/up * FANOUT, skipped});
         if (top) return;
         nodes.sums += static_cast<i64>(n) * nodes.width;
         n /= FANOUT;
     }
 }
 
-// Rows [next, end) of dX, summed and stored one after the other by a thread.
+// Rows [next, end) of dX, summed and stored one after the other by a thread. dx: row 0 at the
+// thread's N columns; width: elements of a row; sum: of row `next` so far.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;
@@ -291,9 +299,9 @@ struct Rows {
         finish(end);
     }
 
-    // Sums all rows one by one, by way of nodes (add_segment); a row's entries are [starts[row],
-    // starts[row + 1]) of n_slices. leaves_long: rows of LONG_ROW entries or more are items of
-    // their own and are skipped.
+    // Sums all rows one by one, by way of nodes in `levels` levels (add_segment); a row's entries
+    // are [starts[row], starts[row + 1]) of n_slices. leaves_long: rows of LONG_ROW entries or more
+    // are items of their own and are skipped.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
                                              const NodeSums<Acc<T>, Key>& nodes,
                                              const NodeSums<Acc<T>, Key>& edges, const Key* starts,
@@ -327,11 +335,11 @@ __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, co
     return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
-// dX[batch][row] = sum of the slices whose key is the row, 0 if there are none. A thread sums N
-// columns of `count` rows. The first n_long items of the grid, one for every LONG_ROW entries, sum
-// long rows instead: these take longest and often are neighbours, which one thread would sum one
-// after the other. sums: [batch][n_nodes][width], of all levels' nodes, then of the edges, one for
-// each node of level 1.
+// dx[batch][row] = sum of the slices whose key is the row, 0 if there are none; its entries are
+// [starts[row], starts[row + 1]). A thread sums N columns of `count` rows. The first n_long items
+// of the grid, one for every LONG_ROW entries, sum long rows instead: these take longest and often
+// are neighbours, which one thread would sum one after the other. sums: [batch][n_nodes][width], of
+// the nodes of all `levels`, then of the edges, one for each node of level 1.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,
@@ -340,7 +348,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
                                          i32 levels, i64 n_long) {
     const BatchItem task(items);
-    const i64 width = sizes.width, column = task.column<N, 1>();
+    const i64 width = sizes.width, column = task.column<N, /*MANY=*/1>();
     if (task.batch >= items.n_batches || column >= width) return;
     const Key n_slices = static_cast<Key>(sizes.n_slices);
     const bool is_long = task.item < n_long;
@@ -355,7 +363,8 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
         first = group * count;
         end = min((group + 1) * count, sizes.n_rows);
     }
-    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, first, end, {}};
+    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, /*next=*/first,
+                         end, /*sum=*/{}};
     const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
                                          width};
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};

@@ -38,8 +38,9 @@ struct SortedSlices {
     __device__ const T* at(Key i) const { return slice_of(place(i)); }
 };
 
-// Sums of the nodes of one level and one batch, `width` elements apart, with the functions of
-// SortedSlices; `sums` points to the thread's columns.
+// Sums of the nodes of one level and one batch, `width` elements apart; `sums` points to the
+// thread's columns. at(node), or slice_of(place(node)): address of a node's sum, as SortedSlices
+// has a slice's.
 template <class A, class Key>
 struct NodeSums {
     using Element = A;
@@ -57,6 +58,7 @@ template <class Key>
 struct Ends {
     Key first, n, middle, skipped;
 
+    // Item i of the list.
     __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 

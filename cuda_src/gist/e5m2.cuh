@@ -15,7 +15,8 @@ constexpr u32 NAN_CODE = 0x7E;
 __device__ __forceinline__ u8 to_e5m2(float x) {
     const u32 sign = bits_of(x) >> 24 & 0x80u;
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
-    const u32 code = min(narrow_float::rounded<15, 2>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/2>(magnitude), INFINITY_CODE);
     return static_cast<u8>(sign | (magnitude > 0x7F800000u ? NAN_CODE : code));
 }
 
@@ -23,7 +24,8 @@ __device__ __forceinline__ u8 to_e5m2(float x) {
 __device__ __forceinline__ u8 to_e5m2(double x) {
     const u32 sign = static_cast<u32>(bits_of(x) >> 56) & 0x80u;
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
-    const u32 code = min(narrow_float::rounded<15, 2>(magnitude), INFINITY_CODE);
+    const u32 code =
+        min(narrow_float::rounded</*BIAS=*/15, /*FRACTION=*/2>(magnitude), INFINITY_CODE);
     return static_cast<u8>(sign | (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code));
 }
 

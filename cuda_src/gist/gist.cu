@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Gist activation codecs.  CPU provider: cupy_training_ops/families/gist/reference.py
 //
-// Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
-// look at bits, because comparison flushes subnormals (CuPy compiles with -ftz=true).
+// Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN look at
+// bits, because comparison flushes subnormals (CuPy compiles with -ftz=true). n_x, n_y: elements of
+// x and of y; aligned: both begin at multiples of 16 bytes. map_vecs calls a codec with a vector of
+// x, and the number of the share that this thread makes of it (0 unless SHARES > 1).
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/msfp15.cuh"
@@ -27,12 +29,13 @@ constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // threads that decode on
 constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;  // boxes that one store writes
 
 // map::Tiling of each kind of codec. CODES: bytes of an encoder's store. BOX_CODES: bytes of a box.
-using EncodeElements = Tiling<READ, READ, 1, ELEMENT_NBYTES, THREADS>;
-using DecodeElements = Tiling<WRITE, WRITE, 1, ELEMENT_NBYTES, THREADS>;
+using EncodeElements = Tiling</*IN=*/READ, /*OUT=*/READ, /*SHARE=*/1, ELEMENT_NBYTES, THREADS>;
+using DecodeElements = Tiling</*IN=*/WRITE, /*OUT=*/WRITE, /*SHARE=*/1, ELEMENT_NBYTES, THREADS>;
 template <int CODES>
-using EncodeBoxes = Tiling<READ_BOXES, CODES, 1, TILE_NBYTES, THREADS>;
+using EncodeBoxes = Tiling</*IN=*/READ_BOXES, /*OUT=*/CODES, /*SHARE=*/1, TILE_NBYTES, THREADS>;
 template <int BOX_CODES>
-using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, TILE_NBYTES, THREADS>;
+using DecodeBoxes =
+    Tiling</*IN=*/BOX_CODES * WRITTEN_BOXES, /*OUT=*/WRITE, /*SHARE=*/SHARES, TILE_NBYTES, THREADS>;
 
 // ---- one element to one element -----------------------------------------------------------------
 
@@ -70,7 +73,7 @@ struct FromHalf {
     __device__ void operator()(__half x, T& y) const { y = nan::converted<T>(x); }
 };
 
-// y[i] = F(x[i]) for each of N elements.
+// y[i] = F(x[i]), of type Y, for each of N elements.
 template <class Y, class F>
 struct Each {
     template <class X, int N>
@@ -89,7 +92,8 @@ __device__ __forceinline__ void encode_elements(bool aligned, const T* x, Y* y, 
     map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, Each<Y, F>{});
 }
 
-// y[i] = F(x[i]), i < n_y, as encode_elements; x are the codes.
+// y[i] = F(x[i]), i < n_y: one code x[i] is one element. aligned: x and y begin at multiples of 16
+// bytes.
 template <class F, class X>
 __device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, i64 n_x, i64 n_y) {
     map_vecs<DecodeElements>(aligned, x, y, n_x, n_y, Each<T, F>{});
@@ -142,7 +146,7 @@ struct Unpack1 {
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
 // codes[8 b .. 8 b + 7] = the eight bytes of box b, of x[8 b .. 8 b + 7]; zeros for a box that is
-// not finite, and saw_nonfinite is set.
+// not finite, and saw_nonfinite is set. KEEP_SIGN: elements other than 0 get M >= 1.
 template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool& saw_nonfinite;
@@ -162,7 +166,7 @@ struct Msfp15Encode {
 
 // Writes to y, of n_y bytes, the codes of those of the thread's boxes of x, of n_x elements, that
 // are not finite: of the vectors that map_vecs gave it. x is read again, so that the other boxes
-// are encoded without more registers.
+// are encoded without more registers. KEEP_SIGN: elements other than 0 get M >= 1.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_x, i64 n_y) {
     constexpr int VECTORS = THREADS * (TILE_NBYTES / (READ_BOXES * sizeof(T)));
@@ -182,8 +186,9 @@ __device__ __forceinline__ void encode_nonfinite_boxes(const T* x, u8* y, i64 n_
     }
 }
 
-// y = the MSFP15 boxes of x, n_y bytes. Without keep_nonfinite a box with an infinity or a NaN is
-// zeros.
+// y = the MSFP15 boxes of x, n_y bytes for n_x elements. Without keep_nonfinite a box with an
+// infinity or a NaN is zeros. KEEP_SIGN: elements other than 0 keep their sign, with M >= 1.
+// aligned: x and y begin at multiples of 16 bytes.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i64 n_x, i64 n_y,
                                               bool keep_nonfinite) {
@@ -194,6 +199,7 @@ __device__ __forceinline__ void encode_msfp15(bool aligned, const T* x, u8* y, i
 }
 
 // y = elements share * 8 / SHARES to (share + 1) * 8 / SHARES - 1 of each box of eight bytes.
+// keep_nonfinite: an exponent of 255 marks a box with infinities or NaNs; else it is one as others.
 struct Msfp15Decode {
     bool keep_nonfinite;
     // Returns the elements of share `share` of each box in `codes`.
@@ -309,72 +315,77 @@ using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
-// y[i] = x[i] > 0.
+// y[i] = x[i] > 0, i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y, bool aligned) {
     encode_elements<Binarize>(aligned, x, y, n_x, n_y);
 }
-// y[i] = x[i] in E5M2.
+// y[i] = x[i] in E5M2, i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, ToE5m2{});
 }
-// y[i] = x[i] in float16.
+// y[i] = x[i] in float16, i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y, bool aligned) {
     encode_elements<ToHalf>(aligned, x, y, n_x, n_y);
 }
-// y[i] = 1 where x[i], else 0.
+// y[i] = 1 where x[i], else 0, i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_binarize_decoder(const bool* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<Unbinarize>(aligned, x, y, n_x, n_y);
 }
-// y[i] = the E5M2 number x[i].
+// y[i] = the E5M2 number x[i], i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<FromE5m2>(aligned, x, y, n_x, n_y);
 }
-// y[i] = the float16 number x[i].
+// y[i] = the float16 number x[i], i < n_x = n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_decoder(const __half* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_elements<FromHalf>(aligned, x, y, n_x, n_y);
 }
-// Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0.
+// Bit 7 - i % 8 of y[i / 8] is set where x[i] > 0, i < n_x; n_y: bytes of y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeBoxes<READ_BOXES / BOX>>(aligned, x, y, n_x, n_y, Pack1{});
 }
-// y[i] = 1 where bit 7 - i % 8 of x[i / 8] is set, else 0.
+// y[i] = 1 where bit 7 - i % 8 of x[i / 8] is set, else 0, i < n_y; n_x: bytes of x.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeBoxes<1>>(aligned, x, y, n_x, n_y, Unpack1{});
 }
-// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7]; format/msfp15.cuh has the bytes.
+// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], zeros being added past x[n_x - 1]; n_y:
+// bytes of y; format/msfp15.cuh has the bytes. Without keep_nonfinite a box with an infinity or a
+// NaN is zeros.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
-    encode_msfp15<false>(aligned, x, y, n_x, n_y, keep_nonfinite);
+    encode_msfp15</*KEEP_SIGN=*/false>(aligned, x, y, n_x, n_y, keep_nonfinite);
 }
-// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], in which what is not 0 has M >= 1 and so
-// keeps its sign.
+// y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], zeros being added past x[n_x - 1], in
+// which what is not 0 has M >= 1 and so keeps its sign; n_y: bytes of y. Without keep_nonfinite a
+// box with an infinity or a NaN is zeros.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                                         bool keep_nonfinite) {
-    encode_msfp15<true>(aligned, x, y, n_x, n_y, keep_nonfinite);
+    encode_msfp15</*KEEP_SIGN=*/true>(aligned, x, y, n_x, n_y, keep_nonfinite);
 }
-// y[8 b .. 8 b + 7] = the numbers of the MSFP15 box x[8 b .. 8 b + 7].
+// y[8 b .. 8 b + 7] = the numbers of the MSFP15 box x[8 b .. 8 b + 7]; n_x: bytes of x, n_y:
+// elements of y. keep_nonfinite: an exponent of 255 marks a box with infinities or NaNs; else it is
+// one as others.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
     map_vecs<DecodeBoxes<BOX>>(aligned, x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
 }
-// dx[i] = dy[i] where bit 7 - i % 8 of bits[i / 8] is set, else 0.
+// dx[i] = dy[i] where bit 7 - i % 8 of bits[i / 8] is set, else 0, i < n.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
     gate_elements(dy, bits, dx, n, aligned);
 }
-// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] is positive or NaN; y or
-// bits may be null.
+// y[i] = max(x[i], 0), and bit 7 - i % 8 of bits[i / 8] set where x[i] is positive or NaN, i < n;
+// y or bits may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     relu_with_bits(const T* x, T* y, u8* bits, i64 n, bool aligned) {
     rectify_elements(x, y, bits, n, aligned);

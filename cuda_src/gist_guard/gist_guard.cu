@@ -35,15 +35,15 @@ __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2
 }
 
 // Stores the codes of tile number `tile`, the eight elements `loaded`, in y (unless null) and
-// returns its shared exponent E. keep_nonfinite: a tile with an infinity or a NaN is encoded by
-// encode_copy.
+// returns its shared exponent E. keep_nonfinite: a tile with an infinity or a NaN keeps them
+// (encode_copy), else its codes are zeros. aligned: y starts at a multiple of 16 bytes.
 __device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
                                            bool keep_nonfinite) {
     u32 exponent;
     const T* const elements = reinterpret_cast<const T*>(loaded.at);
-    uint2 codes = format::msfp15::encode_elements<true>(elements, exponent);
+    uint2 codes = format::msfp15::encode_elements</*KEEP_SIGN=*/true>(elements, exponent);
     if (exponent == NOT_FINITE && keep_nonfinite)
-        codes = format::msfp15::encode_copy<true>(elements);
+        codes = format::msfp15::encode_copy</*KEEP_SIGN=*/true>(elements);
     store_codes(y, tile, aligned, codes);
     return exponent;
 }
@@ -56,8 +56,9 @@ __device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded
 }
 
 // Encodes every gridDim.x-th span (SPAN tiles) of array.x to y, UNROLL tiles a thread; returns the
-// thread's largest shared exponent. keep_nonfinite: as in encode_tile. The next span is loaded
-// before this one is encoded; the last spans, or all if x is not aligned, are loaded tile by tile.
+// thread's largest shared exponent. keep_nonfinite: tiles with an infinity or a NaN keep them. The
+// next span is loaded before this one is encoded; the last spans, or all if x is not aligned, are
+// loaded tile by tile.
 __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
     const i64 step = gridDim.x * SPAN;
     const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;  // the last start of a whole span
@@ -73,9 +74,9 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
         if (span + step <= whole) load_span(array.x, span + step, next);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            largest = max(
-                encode_tile(loaded[u], y, span + threadIdx.x + u * THREADS, true, keep_nonfinite),
-                largest);
+            largest = max(encode_tile(loaded[u], y, span + threadIdx.x + u * THREADS,
+                                      /*aligned=*/true, keep_nonfinite),
+                          largest);
     }
 #pragma unroll 1
     for (; span < tiles; span += step)
@@ -91,13 +92,17 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 
 using namespace cto;
 
-// y = MSFP15 boxes of x, of n elements, with KEEP_SIGN, as gist_pack_msfp15_encoder__keep_sign;
-// guard[0..3] = {error, tile_deviation, group_deviation, worst} of a sample of x: Totals::store. y
-// or guard may be null. groups to lanes: members of Sample, which say what is measured. grouped: x
-// has groups; else Sample's groups are only a way to cut it up, and group_deviation and worst stay
-// 0. totals: scratch of a Totals for each block; ticket: counter of finished blocks. aligned: x and
-// y start at a multiple of 16 bytes. Warps with an odd number encode in turn 0 and measure in turn
-// 1, others the other way round.
+// y = MSFP15 boxes of x, of n elements, with KEEP_SIGN: those other than 0 get M >= 1;
+// keep_nonfinite: boxes with an infinity or a NaN keep them, else they are zeros. guard[0..3] = of
+// a sample of x, sum of (decoded x - x)^2, sum of (x - its tile's mean)^2, sum of (x - its group's
+// mean)^2 and the largest error / deviation of a group, the first three in squares of the quantum
+// 2^(E - 127) of the largest shared exponent E. y or guard may be null.
+// The sample: x is (outer, groups, inner); a run, `inner` neighbours of one group, is cut into
+// per_run pieces of `tiles` tiles, and of every `stride` pieces of a group one is measured,
+// `pieces` in all, by `lanes` lanes. Without `grouped` groups are only a way to cut x up, and
+// guard[2], guard[3] stay 0. totals: scratch of a Totals for each block; ticket: counter of
+// finished blocks. aligned: x and y start at a multiple of 16 bytes. Warps with an odd number
+// encode in turn 0 and measure in turn 1, others the other way round.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,

@@ -99,8 +99,9 @@ __device__ __forceinline__ GroupSums measure_group(const Array<T>& array, const 
         if (n <= 0) continue;
         const Tile<T> tile = load_tile(array.x, share.tile, array.n, array.aligned);
         const Measured deviation =
-            n == TILE ? measured<true, T>(tile, origin, 0, TILE, TILE)
-                      : measured<false, T>(tile, origin, share.begin, share.end, share.there);
+            n == TILE
+                ? measured</*WHOLE=*/true, T>(tile, origin, 0, TILE, TILE)
+                : measured</*WHOLE=*/false, T>(tile, origin, share.begin, share.end, share.there);
         totals.tile_deviation += deviation.from_tile;
         sums.add(deviation, n);
     }

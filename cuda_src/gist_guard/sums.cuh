@@ -27,7 +27,7 @@ struct Totals {
     double error, tile_deviation, group_deviation, worst;
     u32 exponent;
 
-    // Merges two sets: sums of sums, the larger of maxima.
+    // Merges the set `other` into this one: sums of sums, the larger of maxima.
     __device__ __forceinline__ void add(const Totals& other) {
         error += other.error;
         tile_deviation += other.tile_deviation;

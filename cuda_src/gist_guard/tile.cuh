@@ -91,7 +91,7 @@ __device__ __forceinline__ float off_of(A quanta, float least) {
 __device__ __forceinline__ double exactly(double x) { return x; }
 template <class T>
 __device__ __forceinline__ double exactly(T x) {
-    return widen_subnormal(format::msfp15::truncated<true>(x));
+    return widen_subnormal(format::msfp15::truncated</*KEEP_SIGN=*/true>(x));
 }
 
 // Sums over the elements x of a tile that belong to one group; undefined if the tile is not finite.
@@ -102,8 +102,8 @@ struct Measured {
     double squares;    // (x - the group's origin)^2
 };
 
-// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. origin: of
-// the group, see Measured. Deviations are summed as distances from element `begin`, which lose no
+// Measures elements [begin, end) of a tile of which [0, there) exist; WHOLE: all eight. origin:
+// the group's first element. Deviations are summed as distances from element `begin`, which lose no
 // digits if the mean is large: sum of (d - m)^2 = squares - m (2 sum - n m) for any m, here
 // `within` of the mean of [begin, end), `from_tile` of the tile's. Then quanta are turned into the
 // units of x.
@@ -144,6 +144,7 @@ __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin,
         WHOLE ? within : fmaxf(squares - tile_mean * (2 * sum - n * tile_mean), 0.0f);
     const double quantum = quantum_of(exponent), unit = quantum * quantum;
     const double distance = (exactly(first) + mean) * quantum - origin;
+    // off, from_tile, distance, squares
     return {off * unit, from_tile * unit, n * distance, within * unit + n * (distance * distance)};
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
 //
-// FP10 and indices: a thread encodes or decodes one vector by itself. Scaled numbers: blocks of 128
-// elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles, each
-// encoding 8 elements. A tile is 1,024 elements, of 128 threads.
+// FP10 and indices: a thread encodes or decodes one vector by itself; map_vecs calls a codec with a
+// vector of x and the number of the share that the thread makes of it. Scaled numbers: blocks of
+// 128 elements (int8: 32) share a scale; 16 neighbouring threads (int8: 4) find it by shuffles,
+// each encoding 8 elements. A tile is 1,024 elements, of 128 threads. n_x, n_y: elements of x and
+// of y, bytes where it is u8; aligned: both begin at multiples of 16 bytes.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "format/fp10.cuh"
@@ -35,8 +37,8 @@ constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 constexpr int FP10_READ = 48 / sizeof(T);
 constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
 
-using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, FP10_NBYTES, THREADS>;
-using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
+using EncodeFp10 = Tiling</*IN=*/FP10_READ, /*OUT=*/FP10_WORDS, /*SHARE=*/1, FP10_NBYTES, THREADS>;
+using DecodeFp10 = Tiling</*IN=*/FP10_WORDS, /*OUT=*/WRITE, /*SHARE=*/3, NBYTES, THREADS>;
 
 // y[k] = the FP10 codes of x[3 k], x[3 k + 1] and x[3 k + 2].
 struct ToFp10 {
@@ -183,8 +185,8 @@ struct ScaledFp8 {
         return codes;
     }
 
-    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
-    // call it: the threads of a block of elements find its scale together.
+    // The codes of x, the thread's READ elements, and the scale of their block. All threads of a
+    // warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         Magnitude largest = 0;
 #pragma unroll
@@ -202,8 +204,9 @@ struct ScaledFp8 {
         return encoded;
     }
 
-    // `encode` where a block of the warp has an infinity or a NaN. It is not inlined, and indexes x
-    // in loops, so that it costs the others no registers.
+    // The codes of x, the thread's READ elements, and the scale of their block, where a block of
+    // the warp has an infinity or a NaN. It is not inlined, and indexes x in loops, so that it
+    // costs the others no registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x) {
         const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
         Magnitude largest = 0;
@@ -257,8 +260,8 @@ template <bool KEEP_SIGN>
 struct ScaledInt8 {
     static constexpr int BLOCK = INT8_BLOCK;
 
-    // The codes of the thread's READ elements, and the scale of their block. All threads of a warp
-    // call it: the threads of a block of elements find its scale together.
+    // The codes of x, the thread's READ elements, and the scale of their block. All threads of a
+    // warp call it: the threads of a block of elements find its scale together.
     static __device__ __forceinline__ Encoded encode(const Elements& x) {
         float narrow[READ];
         u32 largest = 0;
@@ -282,9 +285,9 @@ struct ScaledInt8 {
         return encoded;
     }
 
-    // `encode` where a block of the warp has an infinity or a NaN; largest: of the thread's block,
-    // bits of a float. It is not inlined, and indexes x in loops, so that it costs the others no
-    // registers.
+    // The codes of x, the thread's READ elements, and the scale of their block, where a block of
+    // the warp has an infinity or a NaN; largest: magnitude of the thread's block, bits of a float.
+    // It is not inlined, and indexes x in loops, so that it costs the others no registers.
     static __device__ __noinline__ Encoded encode_nonfinite(Elements x, u32 largest) {
         const bool is_finite = largest < scaled_int8::INFINITY_BITS;
         u32 of_finite = 0;
@@ -375,8 +378,8 @@ __device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __res
     }
 }
 
-// y = the n_y elements that C has encoded in x, n_x bytes. A thread decodes DECODED vectors,
-// THREADS vectors apart.
+// y = the n_y elements that C, a ScaledFp8 or ScaledInt8, has encoded in x, n_x bytes. A thread
+// decodes DECODED vectors, THREADS vectors apart.
 template <class C>
 __device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
                                               i64 n_y, bool aligned) {
@@ -419,17 +422,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_encoder(const T* x, u32* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeFp10>(aligned, x, y, n_x, n_y, ToFp10{});
 }
-// y[i] = the FP10 number in bits 10 (i % 3) to 10 (i % 3) + 9 of x[i / 3].
+// y[i] = the FP10 number in bits 10 (i % 3) to 10 (i % 3) + 9 of x[i / 3], i < n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_fp10_decoder(const u32* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeFp10>(aligned, x, y, n_x, n_y, FromFp10{});
 }
-// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4: indices from 0 to 15, two in a byte.
+// y[k] = x[2 k] & 15 | (x[2 k + 1] & 15) << 4: indices from 0 to 15, two in a byte, n_x in all.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_encoder(const void* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<EncodeIndices>(aligned, static_cast<const Index*>(x), y, n_x, n_y, ToIndices{});
 }
-// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i.
+// y[i] = x[i / 2] & 15 for even i, x[i / 2] >> 4 for odd i, i < n_y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_index4_decoder(const u8* x, void* y, i64 n_x, i64 n_y, bool aligned) {
     map_vecs<DecodeIndices>(aligned, x, static_cast<Index*>(y), n_x, n_y, FromIndices{});
@@ -440,7 +443,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e4m3_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (E4M3 number of code i) * 2^s, s being the scale of the element's block of 128.
+// y[i] = (E4M3 number of code i) * 2^s, i < n_y, s being the scale of the element's block of 128;
+// x: for each tile of 1,024 elements 8 scales of 16 bits, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e4m3_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E4m3>>(x, y, n_x, n_y, aligned);
@@ -451,7 +455,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_block_e5m2_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
     encode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (E5M2 number of code i) * 2^s, s being the scale of the element's block of 128.
+// y[i] = (E5M2 number of code i) * 2^s, i < n_y, s being the scale of the element's block of 128;
+// x: for each tile of 1,024 elements 8 scales of 16 bits, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_block_e5m2_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
     decode_blocks<ScaledFp8<scaled_fp8::E5m2>>(x, y, n_x, n_y, aligned);
@@ -460,15 +465,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // int8, s being the scale of the element's block of 32. A thread encodes 8 elements at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);
 }
-// gist_int8_encoder, but elements other than 0 that would round to 0 become 1 or -1.
+// y = for each tile of 1,024 elements of x 32 scales s in bfloat16, then 1,024 codes round(x[i] /
+// s) in int8, s being the scale of the element's block of 32; elements other than 0 that would
+// round to 0 become 1 or -1.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gist_int8_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
-    encode_blocks<ScaledInt8<true>>(x, y, n_x, n_y, aligned);
+    encode_blocks<ScaledInt8</*KEEP_SIGN=*/true>>(x, y, n_x, n_y, aligned);
 }
-// y[i] = (int8 of code i) * s, s being the scale of the element's block of 32.
+// y[i] = (int8 of code i) * s, i < n_y, s being the scale of the element's block of 32; x: for each
+// tile of 1,024 elements 32 scales in bfloat16, then 1,024 codes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_int8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
-    decode_blocks<ScaledInt8<false>>(x, y, n_x, n_y, aligned);
+    decode_blocks<ScaledInt8</*KEEP_SIGN=*/false>>(x, y, n_x, n_y, aligned);
 }

@@ -148,8 +148,9 @@ __device__ __forceinline__ E decode_marked(u32 code, const Power<Acc<E>>& power)
     return from_acc<E>(static_cast<Acc<E>>(__uint_as_float(0x7F800000u | sign)));
 }
 
-// y[j] = decode(byte j of codes), j < 4: two at a time, which __byte_perm puts in the upper bytes
-// of halves, then NaNs are put in their places. For AS_HALF = 8 this is no faster than `decode`.
+// y[j] = decode(byte j of codes, power), j < 4: two at a time, which __byte_perm puts in the upper
+// bytes of halves, then NaNs are put in their places. For AS_HALF = 8 this is no faster than
+// `decode`.
 template <class F, class E>
 __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
 #pragma unroll

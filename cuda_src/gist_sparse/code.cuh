@@ -5,7 +5,8 @@
 //          0      16                      mask   values
 //
 // head: i64 length of the code in bytes; u64 0, or 1 if the elements follow raw. Start t: where the
-// values of tile t begin, in bytes of the code; those of the last tile end with it.
+// values of tile t begin, in bytes of the code; those of the last tile end with it. x: the code of
+// n elements; aligned: it begins at a multiple of 16 bytes.
 #pragma once
 #include "gist_sparse/tile.cuh"
 

@@ -68,7 +68,8 @@ struct Scratch {
     u32* full;            // number of full tiles before the first that is not full
 };
 
-// Arguments of gist_sparse__encode: n elements of x are encoded to y.
+// `call`, the arguments of gist_sparse__encode: n elements of x are encoded to y, in `tiles` tiles.
+// aligned: x and y start at multiples of 16 bytes.
 struct Encoding {
     const T* x;
     i64 n;
@@ -158,9 +159,9 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
 }
 
 // Stores the `groups` groups of values of the tile `packed` from byte `begin` of y on, a group a
-// thread. Groups past the end of y are dropped: such a code is too long, and gist_sparse__finish
-// replaces it by the raw elements. BY_LINES: threads start at a multiple of 128 bytes, so that
-// warps store whole cache lines.
+// thread of the BLOCK. Groups past the end of y are dropped: such a code is too long, and
+// gist_sparse__finish replaces it by the raw elements. BY_LINES: threads start at a multiple of 128
+// bytes, so that warps store whole cache lines.
 template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
@@ -195,7 +196,8 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
 }
 
 // Stores the part of tile number `tile`, which is `packed` and has `count` values, of the sparse
-// code: mask, values, and begin of the values. groups_before: groups of all tiles before it.
+// code: mask, values, and begin of the values, by a block of BLOCK threads. groups_before: groups
+// of all tiles before it.
 template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
                                            u32 count, u64 groups_before) {
@@ -224,8 +226,8 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // blocks change from KEPT to COUNTED at the first tile that is not full.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// The way of a block at its first tile: KEPT if tile 0 is full (then its word has no mark), else
-// SPARSE; then the block of tile 0 writes that no tile is full, *full = 0.
+// The way of a block at its first tile, which has `count` values: KEPT if tile 0 is full (then its
+// word has no mark), else SPARSE; then the block of tile 0 writes that no tile is full, *full = 0.
 __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
     if (!Values::AS_LONG) return SPARSE;
     const bool is_first = tile == 0;
@@ -236,9 +238,9 @@ __device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 
     return SPARSE;
 }
 
-// A tile for KEPT or COUNTED: records groups_before as its begin, and stores it raw if it and all
-// before are full. marked: a tile between the block's last one and this one is not full. Changes
-// `way` from KEPT to COUNTED at the first tile that is not full.
+// A tile of `count` values for KEPT or COUNTED: records groups_before as its begin, and stores it
+// raw if it and all before are full. marked: a tile between the block's last one and this one is
+// not full. Changes `way` from KEPT to COUNTED at the first tile that is not full.
 __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
                                               u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
@@ -251,8 +253,9 @@ __device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
-// Stores or counts a packed tile of `count` values; groups_before: groups of all tiles before it;
-// marked: as in keep_or_count. Sets `way` if it is UNKNOWN.
+// Stores or counts tile number `tile`, which is `packed` and has `count` values; groups_before:
+// groups of all tiles before it; marked: a tile between the block's last one and this one is not
+// full. Sets `way` if it is UNKNOWN.
 __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
                                             u32 count, u64 groups_before, bool marked, Way& way) {
     if (way == UNKNOWN) way = way_of_block(call, tile, count);
@@ -284,11 +287,13 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         if (loading == NONE)
             __syncthreads();
         else
-            of_loaded = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
+            of_loaded =
+                pack_tile</*SAYS=*/true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
-        if (next != NONE) load_tile<true>(call.x, next, call.n, call.aligned, loaded);
+        if (next != NONE)
+            load_tile</*BEFORE_STORES=*/true>(call.x, next, call.n, call.aligned, loaded);
         const prefix::Total total =
             prefix::of_block<Values::AS_LONG>(between.total(), shared.parts);
         begin += total.sum;
@@ -311,8 +316,8 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
 __device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
-        load_tile<false>(call.x, tile, call.n, call.aligned, loaded);
-        const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
+        load_tile</*BEFORE_STORES=*/false>(call.x, tile, call.n, call.aligned, loaded);
+        const u32 count = pack_tile</*SAYS=*/false>(call, loaded, tile, counts, packed);
         __syncthreads();
         store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);
         __syncthreads();
@@ -321,10 +326,11 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
 
 // ---- decoding -----------------------------------------------------------------------------------
 
-// y = tile `tile` of the code x of n elements, decoded. The code may be any bytes: a tile whose
-// values do not lie inside it is 0, or NaN for codecs with HAS_NAN. The block decodes the tile's
-// values to `packed`, in shared memory; each thread then takes values for its elements there, by
-// their rank. Mask and begins are loaded first, to hide their latency.
+// y = tile `tile` of the code x of n elements, decoded; aligned: x and y start at multiples of 16
+// bytes. The code may be any bytes: a tile whose values do not lie inside it is 0, or NaN for
+// codecs with HAS_NAN. The block decodes the tile's values to `packed`, in shared memory; each
+// thread then takes values for its elements there, by their rank. Mask and begins are loaded first,
+// to hide their latency.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
@@ -372,9 +378,12 @@ using namespace cto;
 // mask, values: byte offsets of the mask and of the first value in the code.
 
 // y, of n_y bytes, = sparse code of the n_x elements x, if tile 0 is not full; else the raw
-// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. Blocks
-// take tiles by tickets, so that there may be fewer blocks than tiles; tickets and groups are zero
-// before the launch. tickets to full: members of Scratch.
+// elements of the full tiles from tile 0 on, and no others. gist_sparse__finish completes y. mask,
+// values: byte offsets of the mask and of the first value in y. Blocks take tiles by *tickets, so
+// that there may be fewer blocks than tiles. groups[tile] = 1 + 16-byte groups of its values, for
+// other blocks; tickets and groups are zero before the launch. begins[tile] = groups of all tiles
+// before it, where tile 0 is full; *nbytes = length of the sparse code; *full = number of full
+// tiles before the first that is not. aligned: x and y start at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
@@ -383,14 +392,16 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     encode_tiles(shared, {static_cast<const T*>(x),
                           n_x,
                           y,
-                          {n_y, mask, values},
+                          {/*nbytes=*/n_y, mask, values},
                           {tickets, groups, begins, nbytes, full},
-                          static_cast<u32>(tiles_of<T>(n_x)),
+                          /*tiles=*/static_cast<u32>(tiles_of<T>(n_x)),
                           aligned});
 }
 
-// Completes gist_sparse__encode, with its arguments: y = sparse code if it is shorter than head and
-// raw elements, else head and raw elements; zeroes `groups`. One block on a multiprocessor is
+// Completes y, n_y bytes, that gist_sparse__encode made of the n_x elements x: y = sparse code if
+// it is shorter than head and raw elements, else head and raw elements. mask, values: byte offsets
+// of the mask and of the first value in y. begins, nbytes, full: from gist_sparse__encode; `groups`
+// is zeroed. aligned: x and y start at multiples of 16 bytes. One block on a multiprocessor is
 // stated because without it CUDA 13 limits kernels for 12.0 to 48 registers, and they spill.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
@@ -408,8 +419,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const Encoding call{static_cast<const T*>(x),
                                 n_x,
                                 y,
-                                {n_y, mask, values},
-                                {nullptr, groups, begins, nbytes, full},
+                                {/*nbytes=*/n_y, mask, values},
+                                {/*tickets=*/nullptr, groups, begins, nbytes, full},
                                 static_cast<u32>(tiles),
                                 aligned};
             if (first > 0) encode_again(call, counts, packed);
@@ -424,15 +435,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-// y = the n_y elements of the code x of n_x bytes, one tile a block; mask, values: offsets as
-// above. x may be any bytes: tiles whose values do not lie inside it are 0, or NaN for codecs with
-// HAS_NAN.
+// y = the n_y elements of the code x of n_x bytes, one tile a block; mask, values: byte offsets of
+// the mask and of the first value in x. x may be any bytes: tiles whose values do not lie inside it
+// are 0, or NaN for codecs with HAS_NAN. aligned: x and y start at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {
     // One vector longer than the values: unpack_four reads the word after the last one.
     alignas(16) __shared__ T packed[GROUPS * GROUP + WIDTH];
     __shared__ Counts counts;
-    decode_tile(packed, counts, x, blockIdx.x, n_y, {n_x, mask, values}, static_cast<T*>(y),
-                aligned);
+    decode_tile(packed, counts, x, blockIdx.x, n_y, {/*nbytes=*/n_x, mask, values},
+                static_cast<T*>(y), aligned);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The mask, one bit an element, set if it is not zero; ranks, how many bits are set before an
-// element; and the moves between elements and packed values that these give.
+// element; and the moves between elements and packed values that these give. A thread has ROWS
+// vectors of 16 bytes, WIDTH elements, of a tile.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "gist_sparse/tile.cuh"
@@ -125,9 +126,10 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
     }
 }
 
-// before[row] = set bits of the tile before the thread's vector `row`, in the order of elements.
-// Returns how many bits of the tile are set. Has a barrier; all threads of the block call it. Each
-// warp sums the parts' counts itself, part p = row * WARPS + warp in lane p.
+// before[row] = set bits of the tile before the thread's vector `row`, in the order of elements;
+// bits[row]: that vector's, WIDTH of them. Returns how many bits of the tile are set. counts:
+// shared memory. Has a barrier; all threads of the block call it. Each warp sums the parts' counts
+// itself, part p = row * WARPS + warp in lane p.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
     constexpr int WARPS = WARP / ROWS;
@@ -181,7 +183,7 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
 }
 
 // put(words, i): appends element i of the 16 bytes `words` to an array in shared memory, if it is
-// not zero. `to`: where the next one goes.
+// not zero. `to`: where the next one goes. NBYTES: of an element.
 template <class T, int NBYTES = sizeof(T)>
 class Packer {
     T* to;

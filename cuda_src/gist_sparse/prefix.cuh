@@ -69,6 +69,7 @@ class Span {
     }
 
   public:
+    // words[tile]: written by `publish`; the span is tiles [from, end).
     __device__ __forceinline__ Span(const Zeroed<u32>* words, u32 from, u32 end)
         : words(words), from(from), end(end) {
         load_words();
@@ -94,7 +95,8 @@ class Span {
 };
 
 // The sum of `own` over the block's threads, and true if one is marked, in each of them; all call
-// it, as it has a barrier. parts: shared memory. A warp's sum must be below 2^32.
+// it, as it has a barrier. parts: shared memory. A warp's sum must be below 2^32. HAS_MARKS: words
+// may have a mark; else the result has none.
 template <bool HAS_MARKS, int WARPS>
 __device__ __forceinline__ Total of_block(const Total& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));

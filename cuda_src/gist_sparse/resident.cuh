@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Blocks on a multiprocessor, for __launch_bounds__: as many as shared memory and registers allow
-// without spills.
+// without spills. T: the elements, Values: their codec.
 #pragma once
 #include "gist_sparse/values.cuh"
 

@@ -50,8 +50,9 @@ __device__ __forceinline__ i64 element_of(i64 tile, int row) {
            (row * THREADS_OF<ROWS> + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
 }
 
-// loaded[row] = the thread's vector `row` of the tile, zeros after x[n - 1]. As uint4, because an
-// array of bytes would take a register for each. BEFORE_STORES: see vec::load_before_stores.
+// loaded[row] = the thread's vector `row` of tile number `tile` of x, zeros after x[n - 1]. As
+// uint4, because an array of bytes would take a register for each. BEFORE_STORES: loads are marked
+// evict-last in the caches, else evict-first. aligned: x starts at a multiple of 16 bytes.
 template <bool BEFORE_STORES, class T, int ROWS>
 __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool aligned,
                                           uint4 (&loaded)[ROWS]) {
@@ -86,15 +87,17 @@ __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool a
         vec::store_elements<T, vec::WIDTH<T>>(y, first, n, value);
 }
 
-// Copies the elements of one tile from `from` to `to`, both the bytes of n elements T.
+// Copies the elements of tile number `tile` from `from` to `to`, both the bytes of n elements T.
+// aligned: both start at multiples of 16 bytes.
 template <class T, int ROWS>
 __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
     if (aligned) {
         uint4 loaded[ROWS];
-        load_tile<false>(reinterpret_cast<const T*>(from), tile, n, true, loaded);
+        load_tile</*BEFORE_STORES=*/false>(reinterpret_cast<const T*>(from), tile, n,
+                                           /*aligned=*/true, loaded);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            store_row<T, ROWS>(reinterpret_cast<T*>(to), tile, row, n, true,
+            store_row<T, ROWS>(reinterpret_cast<T*>(to), tile, row, n, /*aligned=*/true,
                                *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
         return;
     }

@@ -60,7 +60,7 @@ struct Fp10 {
     }
 };
 
-// 16 values in two MSFP15 boxes of 8 bytes.
+// 16 values in two MSFP15 boxes of 8 bytes. KEEP_SIGN: elements other than 0 get M >= 1.
 template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
     static constexpr int GROUP = facts::gist_sparse::MSFP15_GROUP;
@@ -74,8 +74,9 @@ struct Msfp15 {
     static __device__ void decode(const uint4& code, E* values) {
         const uint2 low = make_uint2(code.x, code.y), high = make_uint2(code.z, code.w);
         Group<E, GROUP> group;
-        format::msfp15::decode_share<8>(low, 0, false, group.at);
-        format::msfp15::decode_share<8>(high, 0, false, group.at + 8);
+        format::msfp15::decode_share</*N=*/8>(low, /*share=*/0, /*keep_nonfinite=*/false, group.at);
+        format::msfp15::decode_share</*N=*/8>(high, /*share=*/0, /*keep_nonfinite=*/false,
+                                              group.at + 8);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
         decode_nonfinite(low, values);
         decode_nonfinite(high, values + 8);
@@ -85,7 +86,7 @@ struct Msfp15 {
     // values[0..7] = the box, if it is not finite.
     static __device__ void decode_nonfinite(uint2 codes, E* values) {
         if (format::msfp15::shared_exponent_of(codes) == format::msfp15::NOT_FINITE)
-            format::msfp15::decode_nonfinite(codes, 0, 8, values);
+            format::msfp15::decode_nonfinite(codes, /*first=*/0, /*n=*/8, values);
     }
     // The box of values[0..7].
     static __device__ uint2 encode_box(const E* values) {
@@ -106,7 +107,7 @@ struct Msfp15 {
 };
 
 template <class E>
-struct Msfp15KeepSign : Msfp15<E, true> {};
+struct Msfp15KeepSign : Msfp15<E, /*KEEP_SIGN=*/true> {};
 
 // 16 bytes of NaNs.
 template <class E>

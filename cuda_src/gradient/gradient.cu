@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sums, zeroing and scaling of gradients.  CPU provider: cupy_training_ops/families/gradient/reference.py
 //
-// Output and input may be the same array (in place).
+// Output and input may be the same array (in place). sizes: elements and first chunk of each tensor
+// of a list. A block has a tile of Tiling::tile elements, or a chunk of CHUNK_NBYTES.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"
@@ -73,7 +74,7 @@ struct Accumulate {
     }
 };
 
-// range_map's Map of y[i] = rule(x[i]), with the members of Accumulate.
+// range_map's Map of y[i] = rule(x[i]), x of type X; rule: a Copy, Cast or Scale.
 template <class X, class Rule>
 struct Convert {
     const X* x;
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (value)
         map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
     else
-        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
+        map_range<Tiling>(Convert<T, Copy>{/*x=*/old_sum, /*y=*/new_sum}, first, end, n);
 }
 
 // new_sum[i] = old_sum[i] + value[i], or value[i] where old_sum is null, i < n. A block has one
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (old_sum)
         map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
     else
-        map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
+        map_range<Tiling>(Convert<VALUE, Cast>{/*x=*/value, /*y=*/new_sum}, first, end, n);
 }
 
 // new_sums[t][i] = old_sums[t][i] + values[t][i], or old_sums[t][i] without `update`, for each of
@@ -157,7 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (update)
         map_range<Tiling>(Accumulate{old_sum, value, new_sum}, chunk.first, chunk.end, chunk.n);
     else
-        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
+        map_range<Tiling>(Convert<T, Copy>{/*x=*/old_sum, /*y=*/new_sum}, chunk.first, chunk.end,
+                          chunk.n);
 }
 
 // gradient[0 .. nbytes) = 0: aligned vectors by all blocks, the bytes before and after them by

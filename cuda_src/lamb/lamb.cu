@@ -3,7 +3,9 @@
 //
 // A batch of tensors takes two launches: lamb__direction writes directions d and the norms of w and
 // d, lamb__update then computes w - rate * |w| / |d| * d. Directions are rounded to the type of the
-// gradients, and stored in new_g or, where that is null, in scratch memory.
+// gradients, and stored in new_g or, where that is null, in scratch memory. W, GRAD and MOMENT are
+// the types of weights, gradients and moments. An Either is a number in a launch argument or GPU
+// memory.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
@@ -37,15 +39,17 @@ constexpr int DIRECTION_BLOCKS = 4;
 constexpr int DIRECTION_BLOCKS = sizeof(W) == 4 ? 6 : 4;
 #endif
 
-// Numbers of a step that all elements share: `by` of struct Direction. rest_of_x = 1 - x; without
-// `update` the step is skipped.
+// Numbers of a step that all elements share, `by` of struct Direction: the divisor of gradients; as
+// there alpha, 1 - alpha, beta, 1 - beta, lambda, epsilon, c1, c2. Without `update` the step is
+// skipped.
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
     bool update;
 };
 
-// The DirectionFactors of a step with attributes `rule` and inputs `numbers`; of_moments = {c1, c2}
-// = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
+// The DirectionFactors of a step. rule: the attributes alpha, beta, lambda, epsilon. numbers: loss
+// scale, norm of all gradients and its limit, which give the divisor; `update`. of_moments = {c1,
+// c2} = {1 - alpha^t, 1 - beta^t}, or {1, 1} without bias correction.
 __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
                                                               const Numbers& numbers,
                                                               const double (&of_moments)[2]) {
@@ -139,7 +143,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
         loaded.m = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(m + i));
         loaded.v = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(v + i));
     }
-    // Computes the outputs of elements i to i + N - 1 from their inputs, and stores them.
+    // Computes the outputs of elements i to i + N - 1 from their inputs `loaded`, and stores them.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC mean[N], square[N], direction[N], weights[N];
@@ -165,8 +169,8 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     }
 };
 
-// rate * |w| / |d|, the ratio limited to [ratio_min, ratio_max]; rate if a norm is 0. of_weights
-// and of_directions are squares of the norms.
+// rate * |w| / |d|, the ratio |w| / |d| limited to [rule.ratio_min, rule.ratio_max]; rate if a norm
+// is 0. rate: the learning rate. of_weights and of_directions: |w|^2 and |d|^2 of the tensor.
 __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, double of_weights,
                                             double of_directions) {
     if (of_weights == 0 || of_directions == 0) return static_cast<ACC>(rate);
@@ -174,12 +178,13 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
     return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
-// range_map's Map of the second launch: w = w + delta, delta = -rate d, written to new_g. Where
-// w + delta is not finite, w stays and delta = 0.
+// range_map's Map of the second launch: new_w = w + delta, new_g = delta = -rate d. Where w + delta
+// is not finite, new_w = w and delta = 0.
 struct Update : Descent<W, GRAD> {  // g is d
+    // trusted_rate of the tensor
     ACC rate;
 
-    // Computes and stores the outputs of elements i to i + N - 1.
+    // Computes and stores the outputs of elements i to i + N - 1 from their inputs `loaded`.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC weight[N], delta[N];
@@ -198,13 +203,17 @@ struct Update : Descent<W, GRAD> {  // g is d
 
 using namespace cto;
 
-// d, new_m, new_v as in struct Direction, and for each tensor t, norms[2 t] = sum of w^2, norms[2 t
-// + 1] = sum of d^2. A block has one chunk of one tensor; the block of a tensor that finishes last
-// adds up the tensor's partials, one for each chunk. arrays: lists 0 to 3 are w, g, m, v; 4 to 6
-// are d or null, new_m, new_v. A null d goes to `directions`, where tensor t begins at
-// first_chunk[t] * CHUNK. tickets: counter of finished blocks of each tensor. rate to update: the
-// step's numbers, in launch arguments or GPU memory; the step is skipped, and inputs copied to
-// outputs, if they allow none.
+// First launch of a step: with g = gradient / divisor, new_m = alpha m + (1 - alpha) g, new_v =
+// beta v + (1 - beta) g g, d = lambda w + (new_m / c1) / (sqrt(new_v / c2) + epsilon); and for each
+// tensor t, norms[2 t] = sum of w^2, norms[2 t + 1] = sum of d^2. A block has one chunk of CHUNK
+// elements of one tensor, and writes its two sums to partials[blockIdx.x]; the block of a tensor
+// that finishes last, by tickets[t], adds them up. arrays, columns: lists 0 to 3 are w, g, m, v of
+// all tensors; 4 to 6, each of which may be absent, are d, new_m, new_v. Without list 4, the d of
+// tensor t begins at directions[first_chunk[t] * CHUNK]. sizes: elements and first chunk of each
+// tensor. rule: the attributes. rate: learning rate. step: t in c1 = 1 - alpha^t, c2 = 1 - beta^t.
+// loss_scale, norm: the divisor is loss_scale, or norm / rule.max_norm where that is larger; norm:
+// of all gradients. If `update` is 0, or rate or loss_scale allow no step, inputs are copied to
+// outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
@@ -248,18 +257,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIRECTION_BLOCKS) lamb__di
     const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
                                  reduce::sum_block(sums.directions, scratch)};
     if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
-    if (!reduce::arrives_last<true>(tickets + t, of_tensor, last)) return;
+    if (!reduce::arrives_last</*FIRST_WROTE=*/true>(tickets + t, of_tensor, last)) return;
     const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all.weights;
     norms[2 * t + 1] = all.directions;
 }
 
-// new_w = w + delta, new_g = delta = -rate * ratio * d, as in struct Update. UPDATE_PARTS blocks
-// share a chunk of a tensor; block 0 takes the last part: it was read and written last by
-// lamb__direction, and may still be in the L2 cache. arrays: lists 0 and 1 are w and low-precision
-// weights; 2 to 4 are d or new_g, new_w, new low-precision. directions, norms: from
-// lamb__direction. is_bfloat16: the type of low-precision weights, else float16.
+// Second launch of a step: new_w = w + delta, new_g = delta = -rate * ratio * d, where ratio = |w|
+// / |d| limited to [rule.ratio_min, rule.ratio_max], 1 if a norm is 0; w stays where w + delta is
+// not finite. UPDATE_PARTS blocks share a chunk of a tensor; block 0 takes the last part: it was
+// read and written last by lamb__direction, and may still be in the L2 cache.
+// arrays, columns: lists 0 and 1 are w and low-precision weights of all tensors, float16 or, with
+// is_bfloat16, bfloat16; 2 is d, overwritten by new_g; 3 and 4 are new_w and its low-precision
+// copy. Lists other than 0 may be absent; without 2, the d of tensor t begins at
+// directions[first_chunk[t] * CHUNK]. norms[2 t], norms[2 t + 1]: sums of w^2 and d^2 from
+// lamb__direction. sizes: elements and first chunk of each tensor. rate: learning rate. If `update`
+// is 0, or rate or loss_scale allow no step, weights are copied.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -293,12 +307,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     }
     const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);
-    const Update change{{w, d, new_w, new_g, copy}, trusted};
+    const Update change{{w, /*g=*/d, new_w, new_g, copy}, /*rate=*/trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
-// allow none. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or the learning rate
+// `rate` or loss_scale is not finite, or loss_scale <= 0. One thread.
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
                                        const __grid_constant__ Either<1> step,
                                        const __grid_constant__ Either<1> loss_scale,

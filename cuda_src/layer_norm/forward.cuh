@@ -2,7 +2,8 @@
 // Layer normalisation: Y = (X - mean) inv_std scale + bias.
 //
 // mean = origin + mean of (X - origin), origin the row's first element, so that rows far from zero
-// lose no digits.
+// lose no digits. A slot of a row is W elements: 16 bytes of them, or 1. A thread has DEPTH slots,
+// or COLUMNS = W * DEPTH elements. T is the type of X, V that of Y, scale and bias.
 #pragma once
 #include "algorithm/lines.cuh"
 
@@ -33,7 +34,7 @@ struct Arrays {
         const A first = to_acc(x[row * length]);
         return isfinite(first) ? first : A(0);
     }
-    // inv_std of a row, of_squares = sum of (x - mean)^2.
+    // inv_std of a row of n elements, of_squares = sum of (x - mean)^2.
     __device__ __forceinline__ A inverse(A of_squares, A n) const {
         return rsqrt(fast_divide(of_squares, n) + epsilon);
     }
@@ -42,17 +43,19 @@ struct Arrays {
         const A of_bias = bias ? to_acc(bias[column]) : A(0);
         y[start + column] = from_acc<V>(x_hat * to_acc(scale[column]) + of_bias);
     }
+    // mean[row] = row_mean, inv_std[row] = row_inv_std; nothing where the array is null.
     __device__ __forceinline__ void store_statistics(i64 row, A row_mean, A row_inv_std) const {
         if (mean) mean[row] = row_mean;
         if (inv_std) inv_std[row] = row_inv_std;
     }
 };
 
-// to[i] = from[i], i < W: scale or bias of a slot. ALIGNED: `from` is a multiple of 16 bytes.
+// to[i] = from[i], i < W: scale or bias of a slot, widened. ALIGNED: `from` is a multiple of 16
+// bytes.
 template <class V, bool ALIGNED, int W>
 __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) {
     if constexpr (ALIGNED) {
-        vec::widen<V, true>(from, to);
+        vec::widen<V, /*CONSTANT=*/true>(from, to);
     } else {
 #pragma unroll
         for (int i = 0; i < W; ++i) to[i] = to_acc(from[i]);
@@ -127,11 +130,11 @@ struct HeldRow {
     Reader<T, W, DEPTH> x;
     A origin, center = 0, mean;
 
-    // Loads the thread's part of the row. length: elements of the row.
+    // Loads the thread's part of the row, `line` of arrays.x, of `length` elements.
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
-        x.template load<true>(line, 0);
+        x.template load</*STREAMS=*/true>(line, /*batch=*/0);
         // A full line of 2-byte elements needs no origin: a thread's sum of few of them is exact
         // enough.
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
@@ -163,9 +166,9 @@ struct HeldRow {
     __device__ __forceinline__ void write(A inv_std) const {
         if (!arrays.y) return;
         if (line.full || line.head == 0)
-            write_slots<true>(inv_std);
+            write_slots</*ALIGNED=*/true>(inv_std);
         else
-            write_slots<false>(inv_std);
+            write_slots</*ALIGNED=*/false>(inv_std);
         if (W > 1 && line.edge >= 0)
             arrays.store(line.start, line.edge, distance(to_acc(x.edge)) * inv_std);
     }
@@ -211,7 +214,7 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
     }
     row.each([&](A distance) { squares += distance * distance; });
     if (line.full) {
-        Moments<A> moments{own, row.center, squares};
+        Moments<A> moments{/*n=*/own, /*mean=*/row.center, squares};
         moments.join(line.threads, arrays.is_centred, moments_of_warp);
         row.center_at(moments.mean);
         squares = moments.squares;
@@ -224,15 +227,17 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
     row.write(inv_std);
 }
 
-// Normalizes rows of at most threads * COLUMNS elements, `threads` threads a row.
+// Normalizes n_rows rows of `length` elements, at most threads * COLUMNS; `threads` threads have a
+// row.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                              u32 threads) {
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
-// Normalizes rows as hold_any_row, with code of its own for rows of exactly threads * COLUMNS
-// elements. COLUMNS 0: plans have no such rows of these types, and nothing is compiled.
+// Normalizes n_rows rows of `length` elements, at most threads * COLUMNS, `threads` threads a row;
+// rows of exactly threads * COLUMNS by code of their own. COLUMNS 0: plans have no such rows of
+// these types, and nothing is compiled.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Rows of exactly threads * COLUMNS elements, where y is not null: faster than forward.cuh, without
-// bounds checks.
+// bounds checks. W: elements of a slot, 16 bytes of the wider of X and Y; COLUMNS: of a thread.
 #pragma once
 #include "layer_norm/forward.cuh"
 
@@ -33,8 +33,8 @@ __device__ __forceinline__ A sum_of_row(A own, u32 threads, u32 first, A* per_wa
 //     `first`   row * threads * COLUMNS + thread * W: slot 0 in the array
 //
 // A block has blockDim.x / threads rows; if that is more than one, `threads` is a power of two.
-// Threads past the last row read row 0, as they must take part in the block's shuffles and
-// barriers.
+// Threads past the last row (exists is false) read row 0, as they must take part in the block's
+// shuffles and barriers. group: number of the row in the block; thread: of this one in the row.
 template <int W, int COLUMNS, class T>
 struct Part {
     static constexpr int DEPTH = COLUMNS / W;
@@ -57,7 +57,8 @@ struct Part {
         step = threads * W;
         first = (exists ? row : 0) * (threads * COLUMNS) + thread * W;
     }
-    // Loads all slots. BEFORE_STORES: see vec::load_before_stores.
+    // Loads all slots. BEFORE_STORES: the loads are marked evict-last in the caches, as as much is
+    // written while x is read.
     template <bool BEFORE_STORES>
     __device__ __forceinline__ void load(const T* x) {
 #pragma unroll
@@ -90,14 +91,14 @@ struct Part {
 };
 
 // y = x * inv_std * scale, inv_std = 1 / sqrt(mean of x^2 + epsilon), for n_rows rows of threads *
-// COLUMNS elements.
+// COLUMNS elements, `threads` threads a row. inv_std may be null.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc<T>* inv_std,
                                            Acc<T> epsilon, i64 n_rows, u32 threads) {
     using A = Acc<T>;
     __shared__ A per_warp[WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.template load<(sizeof(T) == sizeof(V))>(x);
+    part.template load</*BEFORE_STORES=*/(sizeof(T) == sizeof(V))>(x);
     vec::all_are_asked_for();
     A squares = 0;
     part.each([&](A element) { squares += element * element; });
@@ -117,16 +118,17 @@ __device__ __forceinline__ void scale_rows(const T* x, const V* scale, V* y, Acc
     }
 }
 
-// y = (x - mean) * inv_std * scale + bias, for n_rows rows of threads * COLUMNS elements. The mean
-// is summed first, then the squares of x - mean. mean = origin + mean of (x - origin); the origin
-// is the row's first element, or 0 for 2-byte elements, whose sum in float32 is exact enough.
+// y = (x - mean) * inv_std * scale + bias of `arrays`, for n_rows rows of threads * COLUMNS
+// elements, `threads` threads a row. The mean is summed first, then the squares of x - mean. mean =
+// origin + mean of (x - origin); the origin is the row's first element, or 0 for 2-byte elements,
+// whose sum in float32 is exact enough.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void centre_rows(const layer_norm_forward::Arrays<T, V>& arrays,
                                             i64 n_rows, u32 threads) {
     using A = Acc<T>;
     __shared__ A per_warp[2][WARP];
     Part<W, COLUMNS, T> part(n_rows, threads);
-    part.template load<(sizeof(T) == sizeof(V))>(arrays.x);
+    part.template load</*BEFORE_STORES=*/(sizeof(T) == sizeof(V))>(arrays.x);
     const i64 length = threads * COLUMNS, row = part.exists ? part.row : 0;
     const A n = static_cast<A>(length);
     const A origin = sizeof(T) == 2 ? A(0) : arrays.origin(row, length);

@@ -3,6 +3,8 @@
 //
 //     x^ = (x - mean) inv_std, or (y - bias) / scale;  h = dY scale
 //     dX = inv_std (h - (sum of h) / n - x^ (sum of h x^) / n)
+//
+// FROM_Y: x^ is computed from Y, as X is not available. T and V are the types of X and Y.
 #pragma once
 #include "algorithm/column_reduce.cuh"
 #include "layer_norm/staged_rows.cuh"
@@ -17,7 +19,7 @@ struct Second {
     using Type = X;
 };
 template <class X, class Y>
-struct Second<true, X, Y> {
+struct Second</*FROM_Y=*/true, X, Y> {
     using Type = Y;
 };
 
@@ -35,6 +37,7 @@ struct Inputs {
     const A* mean;  // null with FROM_Y, and where rows are not centred
     const A* inv_std;
 
+    // True if dX has a mean of h.
     __device__ bool is_centred() const { return FROM_Y || mean; }
 };
 
@@ -104,7 +107,8 @@ struct Element {
     }
 };
 
-// Means of a row from the sums of Element::add_to.
+// Means of a row of 1 / inverse_length elements from `sums`, those of Element::add_to over the row:
+// of h, 0 unless is_centred, and of h x^.
 template <class A, bool FROM_Y>
 __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool is_centred,
                                              A inverse_length) {
@@ -114,35 +118,39 @@ __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool
 
 // ---- rows that fit into shared memory -----------------------------------------------------------
 
-// Scale and, with FROM_Y, bias of the slots: read from global memory, or for SHIFTED rows from
-// shared memory, to which the constructor copies them; it moves `shared` past them.
+// Scale and, with FROM_Y, bias of slots of W elements: read from global memory, or for SHIFTED rows
+// from shared memory, to which the constructor copies them; it moves `shared` past them.
 template <class V, int W, bool FROM_Y, bool SHIFTED>
 struct Parameters {
     const V *scale, *bias;
 
+    // Of rows that are not SHIFTED slots are read from global memory: nothing is copied.
     template <class In>
-    __device__ __forceinline__ Parameters(const In& in, const Walk<W, false>&, u8*&)
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/false>&, u8*&)
         : scale(in.scale), bias(in.bias) {}
     // Scale and bias of the columns of slot u.
-    __device__ __forceinline__ void read(const Walk<W, false>& walk, int u, Acc<V> (&of_scale)[W],
-                                         Acc<V> (&of_bias)[W]) const {
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/false>& walk, int u,
+                                         Acc<V> (&of_scale)[W], Acc<V> (&of_bias)[W]) const {
         vec::widen<V>(scale + walk.column(u), of_scale);
         if constexpr (FROM_Y) vec::widen<V>(bias + walk.column(u), of_bias);
     }
 };
 template <class V, int W, bool FROM_Y>
-struct Parameters<V, W, FROM_Y, true> {
+struct Parameters<V, W, FROM_Y, /*SHIFTED=*/true> {
     InShared<Acc<V>, W> scale, bias;
 
+    // Copies in.scale, and with FROM_Y in.bias, to shared memory at `shared`, and moves `shared`
+    // past them. Ends with a barrier.
     template <class In>
-    __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, /*SHIFTED=*/true>& walk,
+                                          u8*& shared)
         : scale(in.scale, walk, shared), bias(scale) {
         if constexpr (FROM_Y) bias = InShared<Acc<V>, W>(in.bias, walk, shared);
         __syncthreads();
     }
     // Scale and bias of the columns of slot u, from shared memory.
-    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, Acc<V> (&of_scale)[W],
-                                         Acc<V> (&of_bias)[W]) const {
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/true>& walk, int u,
+                                         Acc<V> (&of_scale)[W], Acc<V> (&of_bias)[W]) const {
         scale.read(walk, u, of_scale);
         if constexpr (FROM_Y) bias.read(walk, u, of_bias);
     }
@@ -153,7 +161,8 @@ template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
-    // Loads slot u of the current row: dY, X or Y, scale and bias.
+    // Loads slot u of the current row: dY and X or Y from their Staged buffers all_dy and all_x,
+    // scale and bias from `parameters`, a Parameters.
     template <class AWalk, class Of, class DY, class X>
     __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
                                     const DY& all_dy, const X& all_x) {
@@ -162,7 +171,7 @@ struct Slot {
         parameters.read(walk, u, scale, bias);
     }
     __device__ __forceinline__ Element<V, A, FROM_Y> at(int i, A mean) const {
-        return {dy[i], x[i], scale[i], FROM_Y ? bias[i] : A(0), mean};
+        return {dy[i], x[i], scale[i], /*bias=*/FROM_Y ? bias[i] : A(0), mean};
     }
 };
 
@@ -192,8 +201,9 @@ struct Edge {
     }
 };
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
-// column = sums over them of dY x^, dY; both may be null. memory: dynamic shared memory, for the
+// dx = dX of the block's rows (Walk says which), and scale_sums[blockIdx.x], bias_sums[blockIdx.x],
+// a number for each column = sums over them of dY x^, dY; both may be null. W: elements of a slot.
+// SHIFTED: rows do not begin at multiples of 16 bytes. memory: dynamic shared memory, for the
 // staged rows of dY and X, and parameters. For each row: sums of h and h x^ over its threads, then
 // dX; both read the row from shared memory, to which later rows are copied meanwhile.
 template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
@@ -205,7 +215,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     constexpr int UNROLL = FEW_REGISTERS ? 1 : W == 1 ? 4 : 2;
     __shared__ A per_warp[2][2][WARP];
     Walk<W, SHIFTED> walk(rows);
-    RowSums<A, 2, W == 1> sum_row{per_warp, static_cast<u32>(rows.threads), walk.group};
+    RowSums<A, 2, /*OF_BLOCK=*/W == 1> sum_row{per_warp, static_cast<u32>(rows.threads),
+                                               walk.group};
     u8* shared = memory;
     const Staged<V, W> dy(in.dy, walk, shared);
     const Staged<typename Inputs<T, V, FROM_Y>::X, W> x(in.x, walk, shared);
@@ -290,7 +301,7 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
                                             FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
         element.add_to(sums);
     }
-    RowSums<A, 2, true>{per_warp, blockDim.x, 0}(sums);
+    RowSums<A, 2, /*OF_BLOCK=*/true>{per_warp, /*threads=*/blockDim.x, /*group=*/0}(sums);
     if (threadIdx.x > 0) return;
     const auto of_row =
         means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
@@ -344,8 +355,8 @@ struct Column {
     }
 
   private:
-    // Adds the element of row `row`, with the row's statistics `own`, to the sums of its column;
-    // with `means` also writes its dX.
+    // Adds the element {dy, x} of row `row`, with the row's statistics `own`, to the sums of its
+    // column; with `means` also writes its dX.
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
         const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
@@ -357,9 +368,9 @@ struct Column {
     }
 };
 
-// dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the part's
-// sums of dY x^ and dY, [parts][length]; dX and the sums may be null. means: from sum_long_row, or
-// null without dX. Grid (tiles of columns, parts).
+// dx = dX of blockDim.x columns in one part of the `count` rows, rows_of_part of them, and the
+// part's sums of dY x^ (scale_sums) and dY (bias_sums), [parts][length]; dx and the sums may be
+// null. means: from sum_long_row, or null without dX. Grid (tiles of columns, parts).
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
@@ -369,7 +380,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const i64 first = blockIdx.y * rows_of_part;
     const i64 n = first + rows_of_part < count ? rows_of_part : count - first;
-    column_reduce::Columns<A, 1, 1> scale, bias;
+    column_reduce::Columns<A, /*N=*/1, /*DEPTH=*/1> scale, bias;
     if (column < length) {
         Column<T, V, FROM_Y> own(in, means, dx, column, length);
         own.add(first + threadIdx.y, column_reduce::rows_of(n - threadIdx.y));
@@ -391,7 +402,7 @@ template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
     __shared__ Vec<A, 1> per_thread[STAGED_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    column_reduce::Columns<A, 1, 8> columns;
+    column_reduce::Columns<A, /*N=*/1, /*DEPTH=*/8> columns;
     if (column < length)
         columns.add(sums + threadIdx.y * length + column, column_reduce::rows_of(n - threadIdx.y),
                     blockDim.y * length);

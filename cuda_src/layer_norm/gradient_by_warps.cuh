@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // gradient.cuh for 2-byte types and rows that whole warps share, tuned for few instructions. A warp
 // has neighbouring slots of a row, so a thread's slots are a constant distance apart, and offsets
-// are immediates of instructions. Scale and bias are in shared memory, converted to float.
-// As in gradient.cuh, x^ = (x - mean) inv_std, or FROM_Y (y - bias) / scale, and h = dY scale.
+// are immediates of instructions. Scale and bias are in shared memory, converted to float. x^ = (x
+// - mean) inv_std, or FROM_Y (y - bias) / scale; h = dY scale; dX = inv_std (h - mean of h - x^
+// mean of (h x^)). T and V: types of X and Y. SHIFTED: rows do not begin at multiples of 16 bytes.
 #pragma once
 #include "layer_norm/gradient.cuh"
 
@@ -12,7 +13,7 @@ constexpr int W = 8;              // elements of a slot, of 2 bytes each
 constexpr u32 APART = WARP * 16;  // bytes from one slot of a thread to its next
 using A = float;
 
-// An argument of each_slot's function: U, as a constant.
+// The argument of each_slot's function: the number U, as a constant.
 template <int U>
 struct Number {
     static constexpr int value = U;
@@ -49,7 +50,7 @@ __device__ __forceinline__ u32 anew(u32 number) {
     return number;
 }
 
-// Which rows and slots are a thread's; see staged_rows::Walk.
+// Which rows, and which of their slots of W elements, are a thread's.
 template <bool SHIFTED>
 struct Walk {
     const Rows& rows;
@@ -97,8 +98,8 @@ struct Table {
     static constexpr int N = FROM_Y ? 3 : 1;
     u8* own;  // this thread's part
 
-    // Fills the table at `memory` from scale and bias; the groups of a block take slots in turn. A
-    // barrier must follow.
+    // Fills the table at `memory` from scale and bias of the slots of `walk`; the groups of a block
+    // take slots in turn. A barrier must follow.
     template <bool SHIFTED>
     __device__ __forceinline__ Table(const V* scale, const V* bias, const Walk<SHIFTED>& walk,
                                      u8* memory) {
@@ -128,8 +129,8 @@ struct Table {
     __device__ __forceinline__ u8* at(int u, int k, int c) const {
         return own + ((u * N + k) * 2 + c) * APART;
     }
-    // Stores number 0 of column i of slot u, the scale, and with FROM_Y numbers 1 and 2: 1 / scale
-    // and the bias.
+    // Stores the numbers of column i of slot u: 0, the scale of_scale, and with FROM_Y 1 and 2: 1 /
+    // scale and the bias *of_bias.
     __device__ __forceinline__ void put(int u, int i, V of_scale, const V* of_bias) const {
         const A scale = to_acc(of_scale);
         reinterpret_cast<A*>(at(u, 0, i / 4))[i % 4] = scale;
@@ -162,7 +163,8 @@ struct Edge {
         return {to_acc(dy), to_acc(x), to_acc(in.scale[column]),
                 FROM_Y ? to_acc(in.bias[column]) : A(0), mean};
     }
-    // sums[0] += h, sums[1] += h * x^ from Y, else h * (x - mean); nothing without a column.
+    // sums[0] += h, sums[1] += h * x^ from Y, else h * (x - mean); nothing without a column. own:
+    // statistics of the row.
     __device__ __forceinline__ void add_to(A (&sums)[2], const In& in,
                                            const Statistics<A>& own) const {
         if (column < 0) return;
@@ -172,7 +174,8 @@ struct Edge {
     }
 };
 
-// staged_rows::RowSums for whole warps.
+// Sums over the `threads` threads of a row, whole warps, which are number `group` of the block's
+// groups.
 struct SumsOfRow {
     Vec<A, 2> (&per_warp)[2][WARP];  // shared memory
     u32 threads, group;
@@ -205,7 +208,8 @@ struct SumsOfRow {
 struct Factors {
     A inv_std, shift, of_h, of_product;
 
-    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, once a row.
+    // The factors of dX = inv_std h + of_h + of_product x^, x^ = X inv_std + shift, from the row's
+    // statistics `own` and its means `of`.
     __device__ __forceinline__ Factors(const Statistics<A>& own, const Means<A>& of)
         : inv_std(own.inv_std),
           shift(-own.mean * own.inv_std),
@@ -246,21 +250,21 @@ struct Gradient {
     // thread's first slot in that row.
     template <int U>
     __device__ __forceinline__ void start(const V* of_dy, const X* of_x, u32 to) const {
-        copy_after<U * APART, U * APART>(dy + to, of_dy);
-        copy_after<U * APART, U * APART>(x + to, of_x);
+        copy_after</*TO=*/U * APART, /*FROM=*/U * APART>(dy + to, of_dy);
+        copy_after</*TO=*/U * APART, /*FROM=*/U * APART>(x + to, of_x);
     }
     // Begins to copy the first row of each stage.
     __device__ __forceinline__ void start_first() const {
         for (i32 s = 0; s < walk.rows.stages; ++s) {
             const i64 at = element + s * walk.pitch;
-            each_slot<0, D>([&](auto u) {
+            each_slot</*U=*/0, D>([&](auto u) {
                 if (s < walk.n_rows && walk.has(u.value))
                     start<u.value>(in.dy + at, in.x + at, s * stage_nbytes(walk.rows));
             });
             async_copy::commit();
         }
     }
-    // Means of the current row from its sums, see sum_slot.
+    // Means of the current row from its sums: of h, and of h (x - mean), or with FROM_Y of h x^.
     __device__ Means<A> means(const A (&sums)[2], A inv_std) const {
         const A inverse_length = 1 / static_cast<A>(walk.rows.length);
         return means_of<A, FROM_Y>(sums, inv_std, in.is_centred(), inverse_length);
@@ -284,15 +288,15 @@ struct Gradient {
     __device__ __forceinline__ void read(int u, A (&of_dy)[W], A (&of_x)[W], A (&scale)[W]) const {
         vec::widen<V>(dy + stage + u * APART, of_dy);
         vec::widen<X>(x + stage + u * APART, of_x);
-        table.template read<0>(u, scale);
+        table.template read</*K=*/0>(u, scale);
     }
     // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift, or with FROM_Y (y -
     // bias) / scale.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];
-            table.template read<1>(u, inverse);
-            table.template read<2>(u, of_bias);
+            table.template read</*K=*/1>(u, inverse);
+            table.template read</*K=*/2>(u, of_bias);
 #pragma unroll
             for (int i = 0; i < W; ++i) x[i] = (x[i] - of_bias[i]) * inverse[i];
         } else {
@@ -333,8 +337,8 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
-    // Writes dX, and adds to the sums over rows, of the row's element outside whole slots, if the
-    // thread has one. dx: the row's first element; own, of: statistics and means of the row.
+    // Writes dX, and adds to the sums over rows, of `edge`, the row's element outside whole slots,
+    // if the thread has one. dx: the row's first element; own, of: statistics and means of the row.
     __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
                                                const Statistics<A>& own, const Means<A>& of) {
         if (edge.column < 0) return;
@@ -346,9 +350,9 @@ struct Gradient {
     }
 };
 
-// Computes the current row: its sums over its threads, then dX and the sums over rows; meanwhile
-// begins to copy a later one. edge, own: the row's Edge and Statistics. `left` rows of the thread
-// are left, this one included. dx: the whole array.
+// Computes the thread's part of the current row: sums over its threads (sum_row), then dX and the
+// sums over rows; meanwhile begins to copy a later row. edge, own: the row's Edge and Statistics.
+// `left` rows of the thread are left, this one included. dx: the whole array.
 template <class AGradient, class AnEdge, class Own, class T>
 __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
                                         i32 left, SumsOfRow& sum_row, T* dx) {
@@ -357,7 +361,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     const auto& walk = gradient.walk;
     const auto& in = gradient.in;
     A sums[2] = {};
-    each_slot<0, D>([&](auto u) {
+    each_slot</*U=*/0, D>([&](auto u) {
         if (walk.has(u.value)) gradient.sum_slot(u.value, own.mean, sums);
     });
     if (SHIFTED) edge.add_to(sums, in, own);
@@ -366,7 +370,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     const Factors factors(own, of);
     const i32 stages = walk.rows.stages;
     const i64 later = gradient.element + stages * walk.pitch;
-    each_slot<0, D>([&](auto u) {
+    each_slot</*U=*/0, D>([&](auto u) {
         if (walk.has(u.value))
             gradient.template write_slot<u.value>(factors, left > stages, in.dy + later,
                                                   in.x + later, dx + gradient.element);
@@ -374,7 +378,7 @@ __device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge,
     if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
 }
 
-// dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
+// dx = dX of the block's rows, and scale_sums[blockIdx.x], bias_sums[blockIdx.x], a number for each
 // column = sums over them of dY x^, dY. memory: dynamic shared memory, for `stages` rows, then the
 // Table.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
@@ -406,13 +410,15 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     gradient.of_bias.store(again, bias_sums, memory);
 }
 
-// walk_rows is compiled for 2-byte types, and for GPUs with asynchronous copies; for others plans
-// choose gradient.cuh's walk_rows.
+// True where GPUs have asynchronous copies.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
 constexpr bool GO_BY_WARPS = true;
 #else
 constexpr bool GO_BY_WARPS = false;
 #endif
+// walk_rows, compiled only for 2-byte types where GO_BY_WARPS; for others plans choose
+// gradient.cuh's. Writes dX of the block's rows, and scale_sums[blockIdx.x][column],
+// bias_sums[blockIdx.x][column] = sums over them of dY x^ and dY. memory: dynamic shared memory.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
                                      Acc<T>* bias_sums, const Rows& rows, u8* memory) {

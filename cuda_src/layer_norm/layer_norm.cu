@@ -94,7 +94,8 @@ extern "C" __global__ void __launch_bounds__(FULL_BOUNDS)
     layer_norm__centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                   U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-        {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
+        {x, scale, bias, y, mean, inv_std, /*is_centred=*/true, static_cast<U>(epsilon)}, n_rows,
+        threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon), for
 // n_rows rows of exactly threads * 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)> elements, in registers;
@@ -103,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS)
     layer_norm__deep_centred_full_rows(const T* x, const V* scale, const V* bias, V* y, U* mean,
                                        U* inv_std, double epsilon, i64 n_rows, u32 threads) {
     full_rows::centre_rows<WIDTH, 2 * FULL_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
-        {x, scale, bias, y, mean, inv_std, true, static_cast<U>(epsilon)}, n_rows, threads);
+        {x, scale, bias, y, mean, inv_std, /*is_centred=*/true, static_cast<U>(epsilon)}, n_rows,
+        threads);
 }
 // y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(mean of (x - mean)^2 + epsilon);
 // without is_centred the mean is 0. y, bias, mean and inv_std may be null. `threads` threads have
@@ -132,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
-    forward::hold_row<1, SINGLE_COLUMNS<sizeof(U)>, T, V>(
+    forward::hold_row</*W=*/1, SINGLE_COLUMNS<sizeof(U)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
@@ -148,147 +150,175 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
 //
-// rows: how many rows of which length there are, and how blocks and threads share them (Rows).
+// rows: `count` rows of `length` elements. A block has `groups` groups of `threads` threads; a
+// group has one row at a time, of `slots` slots, a thread up to `depth` slots of it, and shared
+// memory `stages` rows of each group.
 
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows are read in 16-byte vectors.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Rows are read
+// in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                               const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                                   scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, /*SHIFTED=*/false, T, V, /*FROM_Y=*/false>(
+        {dy, x, scale, /*bias=*/nullptr, mean, inv_std}, dx, scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Rows do not begin at multiples of 16
-// bytes.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b / p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1,
+// ..., p = rows.period, which begin at the same address modulo 16. Rows do not begin at multiples
+// of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                       const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                                  scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, /*SHIFTED=*/true, T, V, /*FROM_Y=*/false>(
+        {dy, x, scale, /*bias=*/nullptr, mean, inv_std}, dx, scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
-// types.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Whole warps
+// share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                        const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::by_warps::walk<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                                 scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk</*SHIFTED=*/false, T, V, /*FROM_Y=*/false>(
+        {dy, x, scale, /*bias=*/nullptr, mean, inv_std}, dx, scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Whole warps share a row of 2-byte
-// types, which does not begin at a multiple of 16 bytes.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b / p * rows.groups + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1,
+// ..., p = rows.period, which begin at the same address modulo 16. Whole warps share a row of
+// 2-byte types, which does not begin at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
                                                const U* mean, const U* inv_std, T* dx,
                                                U* scale_sums, U* bias_sums,
                                                const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::by_warps::walk<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                                scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk</*SHIFTED=*/true, T, V, /*FROM_Y=*/false>(
+        {dy, x, scale, /*bias=*/nullptr, mean, inv_std}, dx, scale_sums, bias_sums, rows, shared);
 }
 // dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy * scale, x^ = (x - mean) * inv_std;
-// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column].
-// Without `mean`, x^ = x * inv_std and dx has no mean of h. Elements are read one by one.
+// scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows, [block][column], or
+// null. Without `mean`, x^ = x * inv_std and dx has no mean of h. Group g, rows.threads threads, of
+// block b has rows (b * rows.groups + g) + k * gridDim.x * rows.groups, k = 0, 1, ... Elements are
+// read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                               scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows</*W=*/1, /*SHIFTED=*/false, T, V, /*FROM_Y=*/false>(
+        {dy, x, scale, /*bias=*/nullptr, mean, inv_std}, dx, scale_sums, bias_sums, rows, shared);
 }
 // means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (x - mean) * inv_std, for rows too
-// long for shared memory; layer_norm__gradient_columns reads them. A block has a row.
+// long for shared memory; layer_norm__gradient_columns reads them. A block has a row, of `length`
+// elements. Without `mean`, x^ = x * inv_std and the mean of h is 0.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
-    gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
+    gradient::sum_long_row<T, V, /*FROM_Y=*/false>({dy, x, scale, /*bias=*/nullptr, mean, inv_std},
+                                                   length, means);
 }
 // dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (x - mean) *
-// inv_std; scale_sums[part] and bias_sums[part], `length` numbers each: sums of dy * x^ and dy over
-// rows_of_part of the `count` rows. Grid (tiles of columns, parts).
+// inv_std, or x * inv_std without `mean`; scale_sums[part] and bias_sums[part], `length` numbers
+// each: sums of dy * x^ and dy over a part, rows_of_part of the `count` rows of `length` columns.
+// dx (then also means) and the sums may be null. Grid (tiles of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__gradient_columns(const V* dy, const T* x, const V* scale, const U* mean,
                                  const U* inv_std, const U* means, T* dx, U* scale_sums,
                                  U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
-    gradient::walk_columns<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, means, dx,
-                                        scale_sums, bias_sums, count, length, rows_of_part);
+    gradient::walk_columns<T, V, /*FROM_Y=*/false>({dy, x, scale, /*bias=*/nullptr, mean, inv_std},
+                                                   means, dx, scale_sums, bias_sums, count, length,
+                                                   rows_of_part);
 }
 
 // ---- InvertibleLayerNormalizationGrad -----------------------------------------------------------
 
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column]. Rows are read in 16-byte vectors.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Rows are read in 16-byte vectors.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                 const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                                  scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, /*SHIFTED=*/false, T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, dx, scale_sums, bias_sums, rows,
+        shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column]. Rows do not begin at multiples of 16 bytes.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b / p * rows.groups
+// + g) * p + b % p + k * gridDim.x * rows.groups, k = 0, 1, ..., p = rows.period, which begin at
+// the same address modulo 16. Rows do not begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                         const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                                 scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, /*SHIFTED=*/true, T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, dx, scale_sums, bias_sums, rows,
+        shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column]. Whole warps share a row of 2-byte types.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Whole warps share a row of 2-byte types.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                          const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::by_warps::walk<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                                scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk</*SHIFTED=*/false, T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, dx, scale_sums, bias_sums, rows,
+        shared);
 }
 // x^ = (y - bias) / scale, with which dx = inv_std * (h - mean of h - x^ * mean of (h x^)), h = dy
 // * scale; scale_sums and bias_sums: sums of dy * x^ and of dy over each block's rows,
-// [block][column]. Elements are read one by one.
+// [block][column], or null. Group g, rows.threads threads, of block b has rows (b * rows.groups +
+// g) + k * gridDim.x * rows.groups, k = 0, 1, ... Elements are read one by one.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                     const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                              scale_sums, bias_sums, rows, shared);
+    gradient::walk_rows</*W=*/1, /*SHIFTED=*/false, T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, dx, scale_sums, bias_sums, rows,
+        shared);
 }
 // means[row] = {mean of h, mean of h x^}, h = dy * scale, x^ = (y - bias) / scale, for rows too
-// long for shared memory; layer_norm__invertible_columns reads them. A block has a row.
+// long for shared memory; layer_norm__invertible_columns reads them. A block has a row, of `length`
+// elements.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {
-    gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
+    gradient::sum_long_row<T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, length, means);
 }
 // dx = inv_std * (h - means[row][0] - x^ * means[row][1]), h = dy * scale, x^ = (y - bias) / scale;
-// scale_sums[part] and bias_sums[part], `length` numbers each: sums of dy * x^ and dy over
-// rows_of_part of the `count` rows. Grid (tiles of columns, parts).
+// scale_sums[part] and bias_sums[part], `length` numbers each: sums of dy * x^ and dy over a part,
+// rows_of_part of the `count` rows of `length` columns. dx (then also means) and the sums may be
+// null. Grid (tiles of columns, parts).
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__invertible_columns(const V* dy, const V* y, const V* scale, const V* bias,
                                    const U* inv_std, const U* means, T* dx, U* scale_sums,
                                    U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
-    gradient::walk_columns<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, means, dx,
-                                       scale_sums, bias_sums, count, length, rows_of_part);
+    gradient::walk_columns<T, V, /*FROM_Y=*/true>(
+        {dy, /*x=*/y, scale, bias, /*mean=*/nullptr, inv_std}, means, dx, scale_sums, bias_sums,
+        count, length, rows_of_part);
 }
 
 // ---- the second stage of all sums over rows -----------------------------------------------------

@@ -14,7 +14,8 @@
 //             and waits at a barrier before it reads elements
 //
 // Rows says how: `count` rows of `length` elements; a row has `slots` slots, a thread up to `depth`
-// of them; shared memory has `stages` rows of each group.
+// of them; shared memory has `stages` rows of each group. walk: the thread's place in the loop, a
+// Walk.
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"
@@ -187,13 +188,13 @@ struct Staged {
     }
 };
 
-// Begins the copies of the first rows of all arrays, a row for each stage. D: slots of a thread at
+// Begins the copies of the first rows of `arrays`, a row for each stage. D: slots of a thread at
 // most.
 template <int D, int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
                                             const Staged<E, W>&... arrays) {
     if constexpr (W == 1) {
-        (arrays.start_words(walk, walk.row, 0), ...);
+        (arrays.start_words(walk, walk.row, /*stage=*/0), ...);
         async_copy::commit();
     } else {
         for (i32 stage = 0; stage < walk.rows.stages; ++stage) {
@@ -205,7 +206,7 @@ __device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// Waits for the current row of all arrays; with W = 1, then begins the copies of the next one.
+// Waits for the current row of all `arrays`; with W = 1, then begins the copies of the next one.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
                                        const Staged<E, W>&... arrays) {
@@ -216,8 +217,8 @@ __device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
     }
 }
 
-// With W > 1: slot u has been read for the last time, so begins to copy the one that takes its
-// place.
+// With W > 1: slot u of the current row has been read for the last time, so begins to copy the one
+// of the later row that takes its place.
 template <int W, bool SHIFTED, class... E>
 __device__ __forceinline__ void replace(const Walk<W, SHIFTED>& walk, int u,
                                         const Staged<E, W>&... arrays) {
@@ -281,7 +282,7 @@ __device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]
             of_columns[i] += __shfl_xor_sync(ALL_LANES, of_columns[i], step);
 }
 
-// Sums over rows of a thread's columns: of its slots, and of its edge.
+// Sums over rows, in type A, of a thread's columns: of its D slots of W columns, and of its edge.
 template <class A, int W, int D>
 struct ColumnSums {
     Vec<A, W> per_slot[D] = {};
@@ -343,7 +344,8 @@ struct InShared {
     // Copies the scale or bias `from` to memory at `shared`, and moves `shared` past it. The groups
     // of a block fill it together; a barrier must follow.
     template <class E>
-    __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
+    __device__ __forceinline__ InShared(const E* from, const Walk<W, /*SHIFTED=*/true>& walk,
+                                        u8*& shared)
         : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {
         const i32 threads = walk.rows.threads;
         shared += walk.rows.depth * CHUNKS * threads * sizeof(Chunk);
@@ -355,8 +357,9 @@ struct InShared {
                     to_acc(from[walk.column(u) + i]);
         }
     }
-    // to = the numbers of slot u, from shared memory.
-    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
+    // to[i] = the number of column i of slot u, from shared memory.
+    __device__ __forceinline__ void read(const Walk<W, /*SHIFTED=*/true>& walk, int u,
+                                         A (&to)[W]) const {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const Chunk chunk = own[(u * CHUNKS + c) * walk.rows.threads];

@@ -21,6 +21,7 @@ struct Words {
 // The round keys, computed from the seed at each use, which saves registers.
 struct Seed {
     u64 value;
+    // The lower half of the key of a round.
     __device__ u32 low(u32 round) const { return static_cast<u32>(value) + round * KEY_STEP_0; }
     // The upper half of the key of a round, which grows by a constant each round.
     __device__ u32 high(u32 round) const {
@@ -61,12 +62,14 @@ __device__ __forceinline__ Words words_of(Words counter, const Key& key) {
 }
 
 // A random word for each element i of an array: word i % 4 of counter {i / 4, offset}. The four
-// words of a counter are a block; it is numbered i / 4, in two halves `low` and `high`.
+// words of a counter are a block; it is numbered i / 4, in two halves `low` and `high`. Key: Seed
+// or Keys.
 template <class Key>
 struct SequenceOf {
     Key key;
     u64 offset;
 
+    // The four random words of the block with this number.
     __device__ __forceinline__ Words block(u32 low, u32 high) const {
         const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
         return words_of(counter, key);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gradient descent, norms of gradients and clipping.  CPU provider: cupy_training_ops/families/optimizer/reference.py
 //
-// A step is computed in the accumulator of the weights' type, and rounded once for each output.
+// A step is computed in the accumulator of the weights' type, and rounded once for each output. An
+// Either is a number in a launch argument or in GPU memory. Lists of tensors are cut into chunks;
+// sizes: elements and first chunk of each tensor.
 #include "algorithm/l2_norm.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
@@ -36,14 +38,17 @@ using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 // Numbers of a step that all elements share: `by` in the formulas of struct Sgd. The divisor of
 // gradients is negative to maximize; rest_of_dampening = 1 - dampening; is_first: the first step.
+// rounding: of new weights in bfloat16.
 struct SgdFactors {
     ACC divisor, rate, weight_decay, momentum, rest_of_dampening;
     RandomRounding rounding;
     bool nesterov, is_first, update;  // without update the step is skipped
 };
 
-// The SgdFactors of a step, computed once by each thread from attributes (`rule`) and inputs, which
-// are launch arguments or in GPU memory.
+// The SgdFactors of a step, computed by each thread. rule: attributes. rate: learning rate. step:
+// number of the step, from 1. Gradients are divided by loss_scale, or by norm / max_norm where that
+// is larger (norm: of all of them, before the division), which clips them. update: 0 to skip the
+// step.
 __device__ __forceinline__ SgdFactors sgd_factors(const SGDRule& rule, const Either<1>& rate,
                                                   const Either<1>& step,
                                                   const Either<1>& loss_scale,
@@ -82,6 +87,7 @@ struct Sgd : Descent<W, GRAD> {
         Vec<ACC, HAS_MOMENTUM ? N : 1> momentum;
     };
 
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return Base::has_vecs_at(first) &&
                all_may_have_vecs_at<WIDTH>(first, momentum, new_momentum);
@@ -92,7 +98,8 @@ struct Sgd : Descent<W, GRAD> {
         Base::load(loaded, i);
         if constexpr (HAS_MOMENTUM) parameter_update::load(loaded.momentum, momentum, i);
     }
-    // Makes the step of elements i to i + N - 1 and writes all outputs.
+    // Makes the step of elements i to i + N - 1, of which `loaded` has the inputs, and writes all
+    // outputs.
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC delta[N], weight[N], next_momentum[N];
@@ -129,8 +136,9 @@ struct Sgd : Descent<W, GRAD> {
 constexpr int LISTED = 7, AFTER = 4;
 
 // A step, by the numbers `by`, for a list of parameters, or the same weights if it is skipped; a
-// block has one chunk of one tensor. arrays, columns: lists of the kinds above; sizes: elements of
-// each tensor. is_bfloat16: the type of low-precision weights, else float16.
+// block has one chunk of one tensor. arrays, columns: lists 0 to 3 are w, g, low-precision weights,
+// momenta; 4 to 6 the new w, low-precision weights, momenta. is_bfloat16: the type of low-precision
+// weights, else float16.
 template <bool HAS_MOMENTUM>
 __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
                                         const Columns<LISTED>& columns,
@@ -144,7 +152,7 @@ __device__ __forceinline__ void descend(const Pointers<POINTERS>& arrays,
     ACC* const new_momentum = HAS_MOMENTUM ? array_of<ACC>(arrays, columns, AFTER + 2, t) : nullptr;
     const Sgd<HAS_MOMENTUM> sgd{
         {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
-         array_of<W>(arrays, columns, AFTER, t), nullptr, copy},
+         array_of<W>(arrays, columns, AFTER, t), /*new_g=*/nullptr, copy},
         momentum,
         new_momentum,
         by};
@@ -164,6 +172,7 @@ struct Clip {
     using Loaded = Vec<GRAD, N>;
 
     __device__ int head() const { return vec::elements_to_16(g); }
+    // True if all arrays may be accessed in vectors from element `first` on.
     __device__ bool has_vecs_at(int first) const {
         return range_map::has_vecs_at<vec::WIDTH<GRAD>>(g, first) &&
                range_map::has_vecs_at<vec::WIDTH<GRAD>>(new_g, first);
@@ -190,8 +199,8 @@ using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
 
 using namespace cto;
 
-// delta = -rate * g, new_w = w + delta, new_g = delta; if the rate is not finite, new_w = w, new_g
-// = g. A block has Tiling::tile elements of n.
+// delta = -rate * g, new_w = w + delta, new_g = delta, n elements each; if the learning rate `rate`
+// is not finite, new_w = w, new_g = g. A block has Tiling::tile elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
@@ -202,14 +211,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     by.divisor = 1;
     by.rate = static_cast<ACC>(lr);
     by.update = step::allows_step(lr, 1);
-    const Sgd<false> sgd{{w, g, new_w, new_g, Copy{}}, nullptr, nullptr, by};
+    const Sgd</*HAS_MOMENTUM=*/false> sgd{
+        {w, g, new_w, new_g, Copy{}}, /*momentum=*/nullptr, /*new_momentum=*/nullptr, by};
     sgd.run(first, end, n);
 }
 
-// A step of gradient descent without momenta for a list of parameters: struct Sgd. A block has one
-// chunk of one tensor. arrays, columns: lists of the LISTED kinds above. rule: attributes; rate to
-// update: the step's numbers, in launch arguments or GPU memory. is_bfloat16: the type of
-// low-precision weights, else float16. sizes: elements of each tensor.
+// A step for a list of parameters: u = g / divisor + weight_decay w, new w = w - rate u. arrays,
+// columns: lists 0 to 2 are w, g, low-precision weights (float16, or bfloat16 with is_bfloat16); 4
+// and 5 the new w and low-precision weights; absent ones have a negative column. rule: attributes.
+// rate: learning rate. step: number of the step, from 1. Gradients are divided by loss_scale, or by
+// norm / max_norm where that is larger (norm: of all of them, before the division), which clips
+// them. If `update` is 0, or rate or loss_scale allow no step, weights are copied. A block has one
+// chunk of one tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -218,10 +231,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
     const SgdFactors by = sgd_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    descend<false>(arrays, columns, sizes, by, is_bfloat16);
+    descend</*HAS_MOMENTUM=*/false>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// optimizer__sgd with momenta, and the same arguments.
+// A step with momenta for a list of parameters: g = gradient / divisor + weight_decay w, b =
+// momentum b + (1 - dampening) g (g in the first step), u = b, or g + momentum b with nesterov, new
+// w = w - rate u. arrays, columns: lists 0 to 2 are w, g, low-precision weights (float16, or
+// bfloat16 with is_bfloat16); 3 the momenta b; 4 to 6 the new w, low-precision weights, momenta;
+// absent ones have a negative column. rule: attributes. rate: learning rate. step: number of the
+// step, from 1. Gradients are divided by loss_scale, or by norm / max_norm where that is larger
+// (norm: of all of them, before the division), which clips them. If `update` is 0, or rate or
+// loss_scale allow no step, inputs are copied. A block has one chunk of one tensor.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ SGDRule rule,
@@ -230,11 +250,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd_momentum
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
     const SgdFactors by = sgd_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    descend<true>(arrays, columns, sizes, by, is_bfloat16);
+    descend</*HAS_MOMENTUM=*/true>(arrays, columns, sizes, by, is_bfloat16);
 }
 
-// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or rate or loss_scale
-// allow none. One thread.
+// *new_step = step + 1, or step if the step is skipped: if `update` is 0, or the learning rate
+// `rate` or loss_scale is not finite, or loss_scale <= 0. One thread.
 extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> rate,
                                             const __grid_constant__ Either<1> step,
                                             const __grid_constant__ Either<1> loss_scale,
@@ -244,9 +264,10 @@ extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> ra
 }
 
 // norm = sqrt(sum of squares of all elements of the list), is_finite = norm is finite; either may
-// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn; the last block of the
-// last launch adds up `partials`, N sums of each block of each launch; ticket, place: see
-// l2_norm::sums_all.
+// be null. arrays.at[t], sizes.size[t]: tensor t. Blocks take chunks in turn and write their sums
+// (SumsOfSquares::N of them, 1 or 3) to `partials`, block b at (place.first + b) * N; the last
+// block of the last launch, by `ticket`, adds up those of all place.n_in_all blocks (0 in other
+// launches).
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
@@ -255,8 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;
     l2_norm::SumsOfSquares<GRAD, NORM> squares;
-    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL, true>(arrays, sizes,
-                                                                                squares);
+    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL, /*BATCHES=*/true>(
+        arrays, sizes, squares);
     if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x > 0) return;
     const NORM root = squares.norm();
@@ -265,7 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // new_g = f g if f = max_norm / (norm + 1e-6) < 1, else g, also if the norm is NaN. A block has one
-// chunk of one tensor. arrays, columns: list 0 is g, 1 is new_g; sizes: elements of each tensor.
+// chunk of one tensor. arrays, columns: list 0 is g, 1 is new_g. norm: of all gradients, in GPU
+// memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
                            const __grid_constant__ Columns<2> columns,

@@ -8,7 +8,8 @@
 #include "core/fast_division.cuh"
 #include "padding/facts.cuh"
 
-// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS. INDEX:
+// type of indices.
 #ifndef CTO_T
 #define CTO_T u8
 #endif
@@ -87,7 +88,7 @@ struct Unsliced {
         const i64 j = position_in_dy(cell.column, inner);
         if (j < 0) return copy_runs::zeros<T>(zeros_from(cell.column));
         const i64 length = is_run(inner) ? inner.count - j : 1;
-        return {dy + row * inner.count + j, length, dy, dy + n_dy};
+        return {dy + row * inner.count + j, length, /*begin=*/dy, /*end=*/dy + n_dy};
     }
 
     // The address of word j of dY's row for row `row` of dX, where j may be outside of that row;
@@ -115,10 +116,10 @@ struct Unsliced {
     }
 };
 
-// SliceGrad for n_rows rows of dX, of whole vectors: a thread writes one vector of Tile::vecs rows,
-// blockDim.y apart, always at the same columns. These are dY's columns j, j + 1, ...; of these,
-// words outside of [begin, end) of the vector do not exist and give 0. `column_blocks` blocks share
-// a row.
+// Writes n_rows rows of dx, of whole vectors, from the Source of SliceGrad: a thread writes one
+// vector of Tile::vecs rows, blockDim.y apart, always at the same columns. These are dY's columns
+// j, j + 1, ...; of these, words outside of [begin, end) of the vector do not exist and give 0.
+// `column_blocks` blocks share a row.
 __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
                                            u32 column_blocks) {
     const u32 row_group = blockIdx.x / column_blocks;
@@ -147,7 +148,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
 
 // ---- FlattenAndUnpad: output[row] = x[indices[row]] ---------------------------------------------
 
-// The Source of FlattenAndUnpad's output. width: words of a row.
+// The Source of FlattenAndUnpad's output. width: words of a row; x: the input, n_x_rows rows.
 struct Selected {
     Divisor width;
     const T* x;
@@ -159,7 +160,8 @@ struct Selected {
         const Cell cell = cell_at(position, width);
         const i64 row = indices[cell.row], length = width.value - cell.column;
         if (row < 0 || row >= n_x_rows) return copy_runs::zeros<T>(length);
-        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+        return {x + row * width.value + cell.column, length, /*begin=*/x,
+                /*end=*/x + n_x_rows * width.value};
     }
 };
 
@@ -172,7 +174,8 @@ __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* in
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
 
-// The Source of PadAndUnflatten's output. width: words of a row. last_rows[row]: the last k with
+// The Source of PadAndUnflatten's output. width: words of a row; x: the input, n_x_rows rows;
+// indices: a row of the output for each of them. last_rows[row]: the last k with
 // indices[k] == row, if is_row_of is true of it.
 struct Padded {
     Divisor width;
@@ -187,7 +190,8 @@ struct Padded {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;
         if (!is_row_of(row, n_x_rows, indices, cell.row)) return copy_runs::zeros<T>(length);
-        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+        return {x + row * width.value + cell.column, length, /*begin=*/x,
+                /*end=*/x + n_x_rows * width.value};
     }
 };
 
@@ -197,7 +201,8 @@ using namespace cto;
 
 // dx[position] = dy[j] if the slice has it as number j in every dimension, else 0. n_dy, n_dx:
 // words of dY and dX. inner: the last dimension; outer: the n_outer others, from the first sliced
-// one on. A block writes a tile of dX.
+// one on; each with its extent in dX and start, step, direction and count of its slice. A block
+// writes a tile of dX.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
@@ -205,8 +210,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
-// slice_grad for n_rows rows of whole vectors: a thread has the same columns of several rows, see
-// write_rows. With RESIDENT blocks, words of one byte would have too few registers.
+// dx[position] = dy[j] if the slice has it as number j in every dimension, else 0, for n_rows rows
+// of dX that are whole vectors. A thread has the same columns of several rows; column_blocks blocks
+// share a row. n_dy: words of dY. inner: the last dimension; outer: the n_outer others, from the
+// first sliced one on; each with its extent in dX and start, step, direction and count of its
+// slice. With RESIDENT blocks, words of one byte would have too few registers.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
                      const __grid_constant__ Dimensions outer,
@@ -245,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 // output[row] = input[last_rows[row]], row < n_output_rows, zeros where that is no row of the
-// input, of n_input_rows, whose index is `row`. width: words of a row. A block writes a tile of
-// output.
+// input, of n_input_rows, or indices[last_rows[row]] is not `row`. width: words of a row. A block
+// writes a tile of output.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {

@@ -2,7 +2,8 @@
 // Pools and their gradients.  CPU provider: cupy_training_ops/families/pooling/reference.py
 //
 // A thread computes some neighbouring outputs: those of Y from their windows, those of dX from the
-// windows that contain them. So sums have a fixed order, and there are no atomics.
+// windows that contain them. So sums have a fixed order, and there are no atomics. geometry: for
+// each of AXES axes the extents of X and Y, and kernel, stride, dilation and pads of the windows.
 #include "algorithm/reduce.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
@@ -75,7 +76,7 @@ struct Gathered {
     }
     // For average pools: adds slopes[k] / (elements of window o + k that count) to the neighbours
     // in it, for n windows along the last axis; slopes[k]: dY of window o + k. include_pad:
-    // elements in the padding count.
+    // elements in the padding count, too.
     __device__ __forceinline__ void add_means(const Geometry& geometry, const i32 (&first)[AXES],
                                               const i32 (&o)[AXES], i32 n, const T (&slopes)[RUN],
                                               bool include_pad) {
@@ -177,8 +178,7 @@ struct WindowsOfRows {
     }
 };
 
-// Visitor (see reduce::visit_vecs) that sums elements; 2-byte elements stay in words, to save
-// registers.
+// Visitor that sums the elements of vectors; 2-byte elements stay in words, to save registers.
 struct Sum {
     using Unit = vec::Unit<T, vec::IN_WORDS<T, vec::WIDTH<T>>>;
     using Words = vec::Vec<Unit::Register, 16 / sizeof(Unit::Register)>;
@@ -210,7 +210,7 @@ __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thr
 using namespace cto;
 using namespace cto::pooling;
 
-// y = the maximum of each window, indices = its number in X, in row- or column-major order as
+// y = the maximum of each window of x, indices = its number in x, in row- or column-major order as
 // geometry.number has it; either may be null. A thread has OF_ROWS windows, neighbours along the
 // axis before the last; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
@@ -233,8 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// dx[i] = sum of dy over the windows whose index is i. A thread has RUN neighbours along the last
-// axis, which have most windows in common; n threads in all. by_vectors: all RUN exist and are
+// dx[i] = sum of dy over the windows o with indices[o] == i. A thread has RUN neighbours along the
+// last axis, which have most windows in common; n threads in all. by_vectors: all RUN exist and are
 // stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
@@ -271,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     }
 }
 
-// y = the mean of each window; include_pad: its elements in the padding count, as zeros. A thread
-// has OF_ROWS windows, neighbours along the axis before the last; n threads in all.
+// y = the mean of each window of x; include_pad: its elements in the padding count, as zeros. A
+// thread has OF_ROWS windows, neighbours along the axis before the last; n threads in all.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool, with include_pad as there. A thread has RUN neighbours along the last
+// in X, with include_pad also those in the padding. A thread has RUN neighbours along the last
 // axis; n threads in all. by_vectors: all RUN exist and are stored as one vector.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
     average_pool_grad(const T* dy, T* dx, bool include_pad, bool by_vectors, i64 n,
@@ -322,8 +322,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WINDOWS)
 // ---- 2-D windows known at compile time (tiles.cuh): one of n tiles a thread. Empty unless TILED -
 
 // y = the maximum of each window, indices = its number in X; either may be null. Each of n threads
-// has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: extents of X and Y, and how many tiles
-// cover Y.
+// has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: extents of a plane of X and of Y, and how
+// many tiles a plane has down and across.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool__tiles(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, u32 n,
                     const __grid_constant__ Planes planes) {
@@ -334,8 +334,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     }
 }
 
-// dx[i] = sum of dy over the windows whose index is i. Each of n threads has the part of dx of a
-// tile. planes: as in max_pool__tiles.
+// dx[i] = sum of dy over the windows o with indices[o] == i. Each of n threads has the part of dx
+// of a tile of windows. planes: extents of a plane of X and of Y, and how many tiles a plane has
+// down and across.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     max_pool_grad__tiles(const T* __restrict__ dy, const i64* __restrict__ indices,
                          T* __restrict__ dx, u32 n, const __grid_constant__ Planes planes) {
@@ -348,7 +349,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
 }
 
 // y = the mean of each window; include_pad: its elements in the padding count, as zeros. Each of n
-// threads has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: as in max_pool__tiles.
+// threads has a tile of TILE_ROWS x TILE_COLUMNS windows. planes: extents of a plane of X and of Y,
+// and how many tiles a plane has down and across.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool__tiles(const T* __restrict__ x, T* __restrict__ y, bool include_pad, u32 n,
                         const __grid_constant__ Planes planes) {
@@ -360,8 +362,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
 }
 
 // dx[i] = sum of dy / count over the windows that contain i, count being the elements of a window
-// that count in average_pool__tiles, with include_pad as there. Each of n threads has the part of
-// dx of a tile. planes: as in max_pool__tiles.
+// in X, with include_pad also those in the padding. Each of n threads has the part of dx of a tile
+// of windows. planes: extents of a plane of X and of Y, and how many tiles a plane has down and
+// across.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_TILES)
     average_pool_grad__tiles(const T* __restrict__ dy, T* __restrict__ dx, bool include_pad, u32 n,
                              const __grid_constant__ Planes planes) {

@@ -44,9 +44,9 @@ __device__ __forceinline__ float mean_of(float sum, float count, float inverse) 
 }
 __device__ __forceinline__ double mean_of(double sum, double count, double) { return sum / count; }
 
-// count[w] = elements of window first + w along an axis that count, at least 1; inverse[w] = 1 /
-// count[w], w < N. Those inside the image count, with include_pad those inside the padded one,
-// which ends at `padded`.
+// count[w] = elements of window first + w along Axis, Rows or Across, that count, at least 1;
+// inverse[w] = 1 / count[w], w < N. Those inside the image count, with include_pad those inside the
+// padded one, which ends at `padded`.
 template <class A, class Axis, int N>
 struct Counts {
     A count[N], inverse[N];
@@ -66,12 +66,13 @@ struct Counts {
 };
 
 // of(sum, r, c) returns the mean of window (row + r, column + c) from the sum of its elements, r <
-// ROWS, c < COLUMNS.
+// ROWS, c < COLUMNS. include_pad: elements in the padding count, as zeros.
 template <class A, int ROWS, int COLUMNS>
 struct Means {
     Counts<A, Rows, ROWS> rows;
     Counts<A, Across, COLUMNS> across;
 
+    // row, column: of window (0, 0).
     __device__ __forceinline__ Means(const Planes& planes, i32 row, i32 column, bool include_pad)
         : rows(row, planes.image[0], planes.padded[0], include_pad),
           across(column, planes.image[1], planes.padded[1], include_pad) {}
@@ -94,7 +95,7 @@ template <class T>
 __device__ __forceinline__ void write_means(const T* x, T* y, bool include_pad, const Tile& tile,
                                             const Planes& planes) {
     using A = Acc<T>;
-    using Lines = tiles::Lines<T, XColumns, false>;
+    using Lines = tiles::Lines<T, XColumns, /*NEAREST=*/false>;
     const Lines lines(x + tile.start(planes.image), XColumns{tile.x_column(), planes.image[1]});
     T* const to = y + tile.start(planes.output) + tile.column;
     const i32 width = planes.output[1];
@@ -147,7 +148,8 @@ struct PartOfGradient {
                     if (Across::covers(v, j)) visit(sums[i][j], i, j, v);
         }
     }
-    // Stores the rows of dX whose last row of windows is w: their sums are complete.
+    // Stores those rows of the tile's part of dX whose last row of windows is w: their sums are
+    // complete.
     __device__ __forceinline__ void store_rows(int w, T* dx, const Tile& tile,
                                                const Planes& planes) const {
         T* const to = dx + tile.start(planes.image) + tile.x_column();
@@ -169,7 +171,7 @@ template <class T>
 __device__ __forceinline__ void write_gradient_of_means(const T* dy, T* dx, bool include_pad,
                                                         const Tile& tile, const Planes& planes) {
     using A = Acc<T>;
-    using Lines = tiles::Lines<T, YColumns, false>;
+    using Lines = tiles::Lines<T, YColumns, /*NEAREST=*/false>;
     const Lines lines(dy + tile.start(planes.output), YColumns{tile.column, planes.output[1]});
     const i32 row = tile.row - Rows::before, column = tile.column - Across::before;
     const Means<A, Rows::around, Across::around> means(planes, row, column, include_pad);
@@ -203,8 +205,8 @@ __device__ __forceinline__ void write_gradient_of_largest(const T* dy, const i64
     using A = Acc<T>;
     const i64 first = tile.start(planes.image), y_first = tile.start(planes.output);
     const YColumns columns{tile.column, planes.output[1]};
-    const Lines<T, YColumns, false> of_dy(dy + y_first, columns);
-    const Lines<i64, YColumns, false> of_indices(indices + y_first, columns);
+    const Lines<T, YColumns, /*NEAREST=*/false> of_dy(dy + y_first, columns);
+    const Lines<i64, YColumns, /*NEAREST=*/false> of_indices(indices + y_first, columns);
     const i32 row = tile.row - Rows::before;
     const u32 width = planes.image[1], own = tile.x_row() * width + tile.x_column();
     PartOfGradient<T> part{};
@@ -302,7 +304,7 @@ template <class T>
 __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, const Tile& tile,
                                               const Planes& planes) {
     using A = Acc<T>;
-    using Lines = tiles::Lines<T, XColumns, true>;
+    using Lines = tiles::Lines<T, XColumns, /*NEAREST=*/true>;
     const Destination<T> to(x, y, indices, tile, planes);
     const i32 height = planes.image[0], width = planes.image[1];
     const XColumns columns{tile.x_column(), width};
@@ -313,7 +315,7 @@ __device__ __forceinline__ void write_largest(const T* x, T* y, i64* indices, co
     };
     Largest<A> winners[TILE_ROWS][TILE_COLUMNS];
     visit_rows<Rows::reach>(
-        [&](int i) { return lines.load(row_of(i), true); },
+        [&](int i) { return lines.load(row_of(i), /*exists=*/true); },
         [&](int i, const typename Lines::Line& line) {
 #pragma unroll
             for (int c = 0; c < TILE_COLUMNS; ++c) {

@@ -19,7 +19,7 @@ constexpr int AHEAD_NBYTES = 128;  // bytes of rows in flight before a thread us
 
 // ---- windows ------------------------------------------------------------------------------------
 
-// Compile-time numbers of an axis.
+// Compile-time numbers of an axis: KERNEL, STRIDE and PAD of its windows, of which a tile has TILE.
 template <int KERNEL, int STRIDE, int PAD, int TILE>
 struct Axis {
     static constexpr int stride = STRIDE, kernel = KERNEL, pad = PAD;
@@ -133,8 +133,8 @@ struct Columns {
     }
 };
 
-// The columns of one row, in registers. 2-byte elements stay in words: the compiler would unpack
-// them long before they are used.
+// The columns of one row that C, a Columns, says, in registers. 2-byte elements stay in words: the
+// compiler would unpack them long before they are used.
 template <class E, class C>
 struct Line {
     static constexpr int PIECE = piece_of<E>(C::own);
@@ -153,7 +153,8 @@ struct Line {
     }
 };
 
-// Loads lines of a plane. Columns outside of it are zeros, or with NEAREST the nearest column.
+// Loads lines of a plane: the columns that C, a Columns, says. Columns outside of it are zeros, or
+// with NEAREST the nearest column.
 template <class E, class C, bool NEAREST>
 struct Lines {
     using Line = tiles::Line<E, C>;

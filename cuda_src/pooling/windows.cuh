@@ -49,7 +49,8 @@ __device__ __forceinline__ i32 start_of(const Geometry& geometry, int axis, i32 
     return o * geometry.stride[axis] - geometry.pad[axis];
 }
 
-// The taps of a window that starts at `start` whose elements are in [first, end).
+// The taps of a window that starts at position `start` along an axis, in [0, kernel), whose
+// elements are in [first, end).
 __device__ __forceinline__ Span taps_within(const Geometry& geometry, int axis, i32 start,
                                             i32 first, i32 end) {
     const i32 dilation = geometry.dilation[axis];
@@ -58,7 +59,8 @@ __device__ __forceinline__ Span taps_within(const Geometry& geometry, int axis, 
     return {before, min(within, geometry.kernel[axis])};
 }
 
-// The taps whose elements are in the image.
+// The taps of a window that starts at position `start` along an axis whose elements are in the
+// image.
 __device__ __forceinline__ Span taps_in_image(const Geometry& geometry, int axis, i32 start) {
     return taps_within(geometry, axis, start, 0, geometry.image[axis]);
 }

@@ -30,11 +30,12 @@ using Y = CTO_Y;
 
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
 
-// y[slab][column] = sum over rows of x[slab][row][column]. Thread (x, y, z) of a block has N
-// columns, every blockDim.y-th row of a span, and a slab; block number = (slab * n_spans + span) *
-// n_tiles + tile of columns. With several spans blockDim.z is 1, `partials`, [slab][span][column],
-// takes the sums of spans, and the last block of each slab and tile, by its ticket, adds these.
-// per_thread and last are in shared memory.
+// y[slab][column] = sum over rows of x[slab][row][column]; slabs: n_slabs, n_rows and n_columns,
+// and n_spans spans of `span` rows. Thread (x, y, z) of a block has N columns, every blockDim.y-th
+// row of a span, and a slab; block number = (slab * n_spans + span) * n_tiles + tile of columns.
+// With several spans blockDim.z is 1, `partials`, [slab][span][column], takes the sums of spans,
+// and the last block of each slab and tile, by its ticket, adds these. per_thread and last are in
+// shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
                                             Zeroed<u32>* tickets, const Slabs& slabs,
@@ -201,7 +202,8 @@ struct Poll {
 };
 
 // y[0] = false if `passed` is true in any thread of any launch of this call, else true; written by
-// the last block of the launch with last_launch. `last` is in shared memory.
+// the last block of the launch with last_launch. poll: the call's counters; `last` is in shared
+// memory.
 __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(passed);
@@ -211,7 +213,7 @@ __device__ __forceinline__ void report(bool passed, const Poll& poll, bool last_
 }
 
 // y[0] = no element of the arrays, of sizes.size[t] elements each, passes Test, over all launches
-// of a call, of which one has last_launch.
+// of a call, of which one has last_launch. poll: the call's counters.
 template <class Test>
 __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
                                         const TensorSizes<CAPACITY>& sizes, const Poll& poll,
@@ -240,15 +242,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
-// y[row] = sum of x[row] for rows of `lanes` vectors of 16 bytes, a power of two; x is aligned.
-// `lanes` neighbouring threads add up a row, one vector each.
+// y[row] = sum of x[row] for n_rows rows of `lanes` vectors of 16 bytes, a power of two; x is
+// aligned. `lanes` neighbouring threads add up a row, one vector each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__short_rows(const T* x, Y* y, i64 n_rows, u32 lanes) {
     sum_short_rows(x, y, n_rows, lanes);
 }
 
 // y[row] = sum of x[row], of `length` elements, for long rows: n_spans blocks share a row, `span`
-// vectors each. The last of them, by the row's ticket, adds up their partial sums, partials[row *
+// vectors each. The last of them, by tickets[row], adds up their partial sums, partials[row *
 // n_spans + number of span].
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
@@ -264,15 +266,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Acc<T> sum = reduce::sum_block(visit.sum, scratch);
     if (n_spans > 1) {
         if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-        if (!reduce::arrives_last<true>(tickets + row, n_spans, last)) return;
+        if (!reduce::arrives_last</*FIRST_WROTE=*/true>(tickets + row, n_spans, last)) return;
         sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
     }
     if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
 }
 
-// y[slab][column] = sum over rows of x[slab][row][column], read in vectors; slabs: extents of x,
-// and how its rows are cut into spans. Where several spans share a column, `partials` takes their
-// sums, and the block that finishes last, by the ticket of slab and tile of columns, adds these up.
+// y[slab][column] = sum over rows of x[slab][row][column], read in vectors; slabs: n_slabs, n_rows
+// and n_columns of x, and how its rows are cut into n_spans spans. Where these are several,
+// partials[slab][span][column] takes their sums, and the block that finishes last, by the ticket of
+// slab and tile of columns, adds these up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
@@ -281,8 +284,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
-// reduce_sum_training__columns for arrays that are not aligned, or whose rows are not whole
-// vectors: a thread has one column.
+// y[slab][column] = sum over rows of x[slab][row][column], where x is not aligned or its rows are
+// not whole vectors: a thread has one column. slabs: n_slabs, n_rows and n_columns of x, and how
+// its rows are cut into n_spans spans. Where these are several, partials[slab][span][column] takes
+// their sums, and the block that finishes last, by the ticket of slab and tile of columns, adds
+// these up.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
@@ -291,15 +297,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(x, y, partials, tickets, slabs, per_thread, last);
 }
 
-// y[i] = x[i], i < n.
+// y[i] = x[i], i < n. aligned: x and y begin at multiples of 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
     constexpr int N = vec::WIDTH<T>;
-    map::map_vecs<map::Tiling<N, N, 1, 16, THREADS>>(aligned, x, y, n, n, Copy{});
+    map::map_vecs<map::Tiling</*IN=*/N, /*OUT=*/N, /*SHARE=*/1, /*NBYTES=*/16, THREADS>>(
+        aligned, x, y, n, n, Copy{});
 }
 
-// y[0] = sqrt(sum of squares of all elements of all arrays, of sizes.size[t] elements each), by the
-// block of the last launch that finishes last; partials, ticket, place: see l2_norm::sums_all.
+// y[0] = sqrt(sum of squares of all elements of all arrays, of sizes.size[t] elements each). Each
+// block writes its sums to `partials`, those of this launch from place.first on; the block of the
+// last launch that finishes last, by `ticket`, adds up those of all place.n_in_all blocks (0 in
+// other launches).
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
@@ -307,13 +316,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
     l2_norm::SumsOfSquares<T, Wider> squares;
-    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL, true>(arrays, sizes, squares);
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL, /*BATCHES=*/true>(arrays, sizes,
+                                                                                    squares);
     if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x == 0) y[0] = from_acc<Y>(squares.norm());
 }
 
-// y[0] = no element of the arrays is infinite or NaN, over all launches of a call; written by the
-// last block of the last one. ticket, any: counters of all launches' blocks, see Poll.
+// y[0] = no element of the arrays is infinite or NaN, over all launches of a call. Blocks set *any
+// where they see one; the last block of the launch with last_launch, by `ticket`, writes y and
+// clears both counters. sizes.size[t]: elements of arrays.at[t].
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
@@ -321,8 +332,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotFinite>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
-// y[0] = no element of the arrays is infinite, over all launches of a call; written by the last
-// block of the last one. ticket, any: counters of all launches' blocks, see Poll.
+// y[0] = no element of the arrays is infinite, over all launches of a call. Blocks set *any where
+// they see one; the last block of the launch with last_launch, by `ticket`, writes y and clears
+// both counters. sizes.size[t]: elements of arrays.at[t].
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -330,8 +342,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<Infinite>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
-// y[0] = no element of the arrays is NaN, over all launches of a call; written by the last block of
-// the last one. ticket, any: counters of all launches' blocks, see Poll.
+// y[0] = no element of the arrays is NaN, over all launches of a call. Blocks set *any where they
+// see one; the last block of the launch with last_launch, by `ticket`, writes y and clears both
+// counters. sizes.size[t]: elements of arrays.at[t].
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -339,8 +352,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     none_of<NotANumber>(arrays, sizes, {ticket, any}, last_launch, y);
 }
 
-// y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn; the one that finishes last
-// writes y. ticket, any: counters of all blocks, see Poll.
+// y[0] = all of x[0 .. n) are true. Blocks take spans of x in turn, and set *any where an element
+// is false; the one that finishes last, by `ticket`, writes y and clears both counters.
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* any, i64 n) {
     __shared__ bool last;
@@ -350,5 +363,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (i64 first = blockIdx.x * SPAN; first < range.n_vecs; first += gridDim.x * SPAN)
         reduce::visit_vecs<UNROLL>(range, first, SPAN, threadIdx.x, THREADS, tested);
     if (blockIdx.x == 0) reduce::visit_edges(range, threadIdx.x, THREADS, tested);
-    report(tested.any(), {ticket, any}, true, y, last);
+    report(tested.any(), {ticket, any}, /*last_launch=*/true, y, last);
 }

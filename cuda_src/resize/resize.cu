@@ -67,8 +67,8 @@ __device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
     return of.low == pixel ? ACC(1) - of.share : of.share;
 }
 
-// The first output with low >= pixel. So the outputs that use pixel i are [first_from(i - 1),
-// first_from(i + 1)). Guesses it from the inverse ratio, then corrects what rounding may have
+// The first output of `axis` with low >= pixel. So the outputs that use pixel i are [first_from(i -
+// 1), first_from(i + 1)). Guesses it from the inverse ratio, then corrects what rounding may have
 // changed.
 __device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) {
     if (pixel <= 0 || pixel >= axis.n_in) return pixel <= 0 ? 0 : axis.n_out;
@@ -174,8 +174,10 @@ struct Finished {
     i32 row[MAX_FINISHED];
 };
 
-// A warp's tile of a plane of dX. LONG: the tile needs more than COLUMNS columns of dY, so several
-// passes, or a column of dX more than HELD weights.
+// A warp's tile of a plane of dX; rows, columns: the axes of the plane; n_finished: rows in
+// `finished`; mine: the lane's columns of dX, sum: their sums of earlier passes. LONG: the tile
+// needs more than COLUMNS columns of dY, so several passes, or a column of dX more than HELD
+// weights.
 struct Tile {
     const Axis<ACC>&rows, &columns;
     const T* dy;  // the plane
@@ -193,7 +195,7 @@ struct Tile {
         dx += first + lane;
 #pragma unroll
         for (int v = 0; v < MINE; ++v) {
-            mine[v] = {-1};
+            mine[v] = {/*pixel=*/-1};
             sum[v] = ACC(0);
             if (v * WARP + lane < n) mine[v].find(columns, first + v * WARP + lane);
         }
@@ -265,7 +267,8 @@ struct Tile {
         ++n_finished;
     }
 
-    // Sums the finished rows over columns and stores them; with LONG, after the last pass.
+    // Sums the finished rows over columns and stores them. LONG: `sum` adds up the passes, and rows
+    // are stored after the last one.
     template <bool LONG>
     __device__ void gather_finished() {
         __syncwarp();
@@ -286,6 +289,7 @@ struct Tile {
     }
 
     // One pass over rows [first, end) of dX: adds the rows of dY that touch them, BATCH at a time.
+    // LONG: there may be several passes, or more than HELD weights a column.
     template <bool LONG>
     __device__ void sum_rows(i32 first, i32 end) {
         constexpr int BATCH = LONG ? 1 : cto::BATCH;
@@ -319,8 +323,8 @@ struct Tile {
     // passes one row at a time, as `sum` keeps the sums of one row from pass to pass.
     __device__ void make(i32 first, i32 end, Span all) {
         if (!is_long(all)) {
-            sum_columns(all, true);
-            return sum_rows<false>(first, end);
+            sum_columns(all, /*are_last=*/true);
+            return sum_rows</*LONG=*/false>(first, end);
         }
         const i32 step = all.length() > COLUMNS ? 1 : end - first;
         for (; first < end; first += step) {
@@ -328,7 +332,7 @@ struct Tile {
             do {
                 const Span some{begin, min(begin + COLUMNS, all.end)};
                 sum_columns(some, some.end == all.end);
-                sum_rows<true>(first, first + step);
+                sum_rows</*LONG=*/true>(first, first + step);
                 begin += COLUMNS;
             } while (begin < all.end);
         }
@@ -340,8 +344,9 @@ struct Tile {
 using namespace cto;
 
 // dx = gradient of an interpolation along rows and columns, with respect to its input, for n_planes
-// planes. A plane of dx is divided into bands of `band` rows, as many as `bands` says, these into
-// tiles of `strip` <= 64 columns, as many as `strips` says; a warp computes one tile.
+// planes; rows, columns: the Axis of each, extents of dx and dy and the ratio of their distances. A
+// plane of dx is divided into bands of `band` rows, as many as `bands` says, these into tiles of
+// `strip` <= 64 columns, as many as `strips` says; a warp computes one tile.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
                 const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,
@@ -353,19 +358,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (plane.row >= n_planes) return;
     Tile tile{rows,
               columns,
-              dy + plane.row * rows.n_out * columns.n_out,
-              dx + plane.row * rows.n_in * columns.n_in,
+              /*dy=*/dy + plane.row * rows.n_out * columns.n_out,
+              /*dx=*/dx + plane.row * rows.n_in * columns.n_in,
               finished[warp],
-              static_cast<i32>(threadIdx.x % WARP)};
+              /*lane=*/static_cast<i32>(threadIdx.x % WARP)};
     const i32 row = static_cast<i32>(plane.column) * band;
     const i32 column = static_cast<i32>(in_band.column) * strip;
     const Span all = tile.find_columns(column, min(strip, columns.n_in - column));
     tile.make(row, min(row + band, rows.n_in), all);
 }
 
-// dx = gradient of upsampling by two (upsample2x.cuh). A row of dY is `vecs` vectors of 16 bytes; a
-// thread has one vector's columns, and writes `band` rows of the n_rows of a plane of dx, of which
-// `bands` bands are made. n_lanes: threads with work; others only exchange sums.
+// dx = gradient of upsampling by two (upsample2x.cuh); dy: the gradient of its result. A row of dy
+// is `vecs` vectors of 16 bytes; a thread has one vector's columns, and writes `band` rows of the
+// n_rows of a plane of dx, of which `bands` bands are made. n_lanes: threads with work; others only
+// exchange sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
                             const __grid_constant__ Divisor bands, i32 band,

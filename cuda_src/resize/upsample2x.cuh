@@ -41,9 +41,9 @@ struct Upsample2xGrad {
     bool is_first, is_last;       // columns of the row
     bool begins_warp, ends_warp;  // the neighbouring lane is not in this warp
 
-    // The lane's columns of dY are vector number `own` of the n_vecs that a row has, in plane
-    // number `plane`; n_rows: of a plane of dX, which is n_rows * width elements, and dY 2 n_rows *
-    // 2 width.
+    // dy, dx: the whole arrays. The lane's columns of dY are vector number `own` of the n_vecs that
+    // a row has, in plane number `plane`; n_rows: of a plane of dX, which is n_rows * width
+    // elements, and dY 2 n_rows * 2 width.
     __device__ Upsample2xGrad(const T* dy, T* dx, i64 plane, i64 own, i64 n_vecs, i32 n_rows)
         : width(n_vecs * COLUMNS), last_row(n_rows - 1) {
         this->dy = dy + plane * n_rows * width * 4 + own * READ;

@@ -27,15 +27,16 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-// y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), over the
-// line. threads: RowThreads or ColumnThreads, as the line is shared. FULL: every thread of the line
-// has all its slots; threads without a line of their own read the last line, and write nothing.
+// y[i] = exp(x[i] - max) / sum of exp(x - max), or with LOG y[i] = x[i] - max - log(sum), for this
+// thread's part of `line`, max and sum over all of it. threads: RowThreads or ColumnThreads, as the
+// line is shared. FULL: every thread of the line has all its slots; threads without a line of their
+// own read the last line, and write nothing.
 template <bool LOG, bool FULL = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
     LineReader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
-    const auto batch = read<sizeof(T) == 2, FULL>(line, of, in);
+    const auto batch = read</*LOADS_FIRST=*/sizeof(T) == 2, /*BEFORE_STORES=*/FULL>(line, of, in);
     of.join(threads);
     if (FULL && line.number < 0) return;
     if (line.full) in.renew(of.late_zero());
@@ -70,7 +71,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
-    write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
+    write</*STREAMS=*/true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
 // y = softmax of each of n_rows rows of x, of `length` elements, or with LOG its logarithm.
@@ -79,7 +80,7 @@ template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
     __shared__ A per_warp[WARP];
-    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, /*N=*/1>>(n_rows, length, threads);
     softmax_line<LOG>(line, RowThreads<A>{threads, per_warp}, x, y);
 }
 
@@ -100,9 +101,9 @@ __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, 
         softmax_rows<LOG, NBYTES>(x, y, n_rows, length, threads);
     } else {
         __shared__ A per_warp[WARP];
-        auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+        auto line = full_row_of<WIDTH, VECTORS<NBYTES, /*N=*/1>>(n_rows, threads);
         line.full = KNOWS_FULL;
-        softmax_line<LOG, true>(line, RowThreads<A>{threads, per_warp}, x, y);
+        softmax_line<LOG, /*FULL=*/true>(line, RowThreads<A>{threads, per_warp}, x, y);
     }
 }
 
@@ -123,7 +124,7 @@ template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
     __shared__ A per_warp[WARP];
-    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, /*N=*/2>>(n_rows, length, threads);
     gradient_line<LOG>(line, RowThreads<A>{threads, per_warp}, dy, y, dx);
 }
 
@@ -145,50 +146,50 @@ using namespace cto;
 // threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
-    softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
+    softmax_rows</*LOG=*/false, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
 // y = softmax of x along n_rows contiguous rows of `length` elements; each of a row's `threads`
 // threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
-    softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
+    softmax_rows</*LOG=*/false, NBYTES>(x, y, n_rows, length, threads);
 }
 // y = softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads` threads have a
 // row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
-    softmax_full_rows<false>(x, y, n_rows, threads);
+    softmax_full_rows</*LOG=*/false>(x, y, n_rows, threads);
 }
 // y = softmax of x along lines of an array (n_outer, length, stride), whose elements are `stride`
 // apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
-    softmax_columns<false>(x, y, n_outer, length, stride);
+    softmax_columns</*LOG=*/false>(x, y, n_outer, length, stride);
 }
 
 // y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
 // row's `threads` threads has SHORT_NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
-    softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
+    softmax_rows</*LOG=*/true, SHORT_NBYTES>(x, y, n_rows, length, threads);
 }
 // y = logarithm of the softmax of x along n_rows contiguous rows of `length` elements; each of a
 // row's `threads` threads has NBYTES of it in registers at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
-    softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
+    softmax_rows</*LOG=*/true, NBYTES>(x, y, n_rows, length, threads);
 }
 // y = logarithm of the softmax of x along n_rows rows of exactly threads * NBYTES bytes; `threads`
 // threads have a row.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
-    softmax_full_rows<true>(x, y, n_rows, threads);
+    softmax_full_rows</*LOG=*/true>(x, y, n_rows, threads);
 }
 // y = logarithm of the softmax of x along lines of an array (n_outer, length, stride), whose
 // elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
-    softmax_columns<true>(x, y, n_outer, length, stride);
+    softmax_columns</*LOG=*/true>(x, y, n_outer, length, stride);
 }
 
 // SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
@@ -197,20 +198,20 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
                                  u32 threads) {
-    gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
+    gradient_rows</*LOG=*/false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
 // SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along n_rows contiguous rows of
 // `length` elements; each of a row's `threads` threads has NBYTES of dy and y together in registers
 // at a time.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
-    gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
+    gradient_rows</*LOG=*/false, NBYTES>(dy, y, dx, n_rows, length, threads);
 }
 // SoftmaxGrad and SoftmaxGrad_13: dx = y * (dy - sum of dy * y) along lines of arrays (n_outer,
 // length, stride), whose elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer, i64 length, i64 stride) {
-    gradient_columns<false>(dy, y, dx, n_outer, length, stride);
+    gradient_columns</*LOG=*/false>(dy, y, dx, n_outer, length, stride);
 }
 
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
@@ -219,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
     softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                      u32 threads) {
-    gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
+    gradient_rows</*LOG=*/true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
 // the softmax, along n_rows contiguous rows of `length` elements; each of a row's `threads` threads
@@ -227,12 +228,12 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {
-    gradient_rows<true, NBYTES>(dy, x, dx, n_rows, length, threads);
+    gradient_rows</*LOG=*/true, NBYTES>(dy, x, dx, n_rows, length, threads);
 }
 // LogSoftmaxGrad and LogSoftmaxGrad_13: dx = dy - exp(x) * sum of dy, where x is the logarithm of
 // the softmax, along lines of arrays (n_outer, length, stride), whose elements are `stride` apart.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__log_gradient_columns(const T* dy, const T* x, T* dx, i64 n_outer, i64 length,
                                   i64 stride) {
-    gradient_columns<true>(dy, x, dx, n_outer, length, stride);
+    gradient_columns</*LOG=*/true>(dy, x, dx, n_outer, length, stride);
 }

@@ -54,15 +54,17 @@ struct PartsByValue {
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
 };
 
-// PartsByValue for a table in memory.
+// Parts of a table in memory: parts.array(i) is part i, parts(i) the column of the result at which
+// it starts.
 struct PartsInMemory {
     const Part* parts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
     __device__ i64 operator()(u32 i) const { return parts[i].start; }
 };
 
-// Source of the result of a concatenation, n_rows rows of whole_width words: at() finds the part
-// that a position is copied from. if_even: its number if all parts were as wide.
+// Source of the result of a concatenation of n_parts parts (PartsByValue or PartsInMemory), n_rows
+// rows of whole_width words: at() finds the part that a position is copied from. if_even: its
+// number if all parts were as wide.
 template <class Parts>
 struct Joined {
     Divisor whole_width;
@@ -81,12 +83,12 @@ struct Joined {
         const i64 column = cell.column - parts(i);
         const T* array = parts.array(i);
         const T* row = array + cell.row * width;
-        return {row + column, width - column, array, array + n_rows * width};
+        return {row + column, width - column, /*begin=*/array, /*end=*/array + n_rows * width};
     }
 };
 
-// Writes the block's tile of `out`, (n_rows, width), the concatenation of n_parts parts. ARE_LONG:
-// see copy_runs::write_tile.
+// Writes the block's tile of `out`, n_rows rows of `width` words, the concatenation of n_parts
+// parts. ARE_LONG: most tiles lie in one part's row.
 template <bool ARE_LONG, class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
@@ -109,7 +111,7 @@ struct InputColumns {
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const T* from = whole + cell.row * whole_width + start + cell.column;
-        return {from, width.value - cell.column, whole, whole + n};
+        return {from, width.value - cell.column, /*begin=*/whole, /*end=*/whole + n};
     }
 };
 
@@ -177,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
                     const __grid_constant__ PartStarts<CAPACITY> starts) {
-    concat<true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
+    concat</*ARE_LONG=*/true>(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
 // table[first + i] = {parts[i], starts[i]}, i < n_parts, and {null, the end of the last part}. For
@@ -189,19 +191,21 @@ extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, starts.at[i]};
 }
-// tensor__table for parts of `width` columns each: part i starts at column i * width.
+// table[first + i] = {parts[i], (first + i) * width}, i < n_parts, and {null, the end of the last
+// part}: parts of `width` columns each. One block; several launches may write one table.
 extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_parts, i64 width,
                                               const __grid_constant__ Pointers<CAPACITY> parts) {
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
-// concat_training with part i and its first column in table[i], which tensor__table wrote, for many
-// parts.
+// concat_result[row] = part 0's row, part 1's row, ... of n_parts parts, one behind the other, for
+// many parts: part i is table[i].array and starts at column table[i].start. The result has n_rows
+// rows of `width` words; a block writes one tile of it.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                           u32 n_parts, const Part* table) {
-    concat<false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
+    concat</*ARE_LONG=*/false>(concat_result, n_rows, width, n_parts, PartsInMemory{table});
 }
 
 // outputs[i][row] = input[row][split.column[i] .. split.column[i + 1]), row < n_rows, i < n_parts;
@@ -214,34 +218,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                    const __grid_constant__ Split<CAPACITY> split) {
     const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
     const i64 part_width = split.column[i + 1] - split.column[i];
-    const InputColumns source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
-                              static_cast<const T*>(input),
-                              n_rows * width,
-                              width,
-                              split.column[i]};
-    copy_runs::write_tile<Tile, true>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
-                                      blockIdx.x - split.tile[i], source);
+    const InputColumns source{
+        /*width=*/{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
+        static_cast<const T*>(input),
+        /*n=*/n_rows * width,
+        /*whole_width=*/width,
+        /*start=*/split.column[i]};
+    copy_runs::write_tile<Tile, /*ARE_LONG=*/true>(
+        static_cast<T*>(outputs.at[i]), n_rows * part_width, blockIdx.x - split.tile[i], source);
 }
 
-// concat_training__many, with its arguments, for wide parts whose runs have no whole vectors:
-// threads copy single words, neighbouring threads neighbouring words of the parts. even: see
-// AllParts.
+// concat_result[row] = part 0's row, part 1's row, ... of n_parts parts, part i being
+// table[i].array from column table[i].start on, for wide parts whose runs have no whole vectors:
+// threads copy single words, neighbouring threads neighbouring words of the parts. The result has
+// n_rows rows of `width` words. even: words of a part, if all have the same number.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat_training__words(void* concat_result, i64 n_rows, i64 width,
                            const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
     T* const whole = static_cast<T*>(concat_result);
-    AllParts{n_rows, width, even, n_parts, table}.copy(
+    AllParts{n_rows, /*whole_width=*/width, even, n_parts, /*parts=*/table}.copy(
         [](const AllParts::Word& word) { return __ldcs(word.in_part); },
         [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
 }
 // table[i].array[row] = input[row][table[i].start .. table[i + 1].start), row < n_rows, i <
 // n_parts; a row of the input has `width` words. Threads copy single words, neighbouring threads
-// neighbouring words of the parts. even: see AllParts.
+// neighbouring words of the parts. even: words of a part, if all have the same number.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split_training__words(const void* input, i64 n_rows, i64 width,
                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
     const T* const whole = static_cast<const T*>(input);
-    AllParts{n_rows, width, even, n_parts, table}.copy(
+    AllParts{n_rows, /*whole_width=*/width, even, n_parts, /*parts=*/table}.copy(
         [=](const AllParts::Word& word) { return __ldcs(whole + word.in_whole); },
         [](const AllParts::Word& word, const T& x) { __stcs(word.in_part, x); });
 }

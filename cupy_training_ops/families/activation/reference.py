@@ -4,6 +4,9 @@
 Slopes and values of the Gelu family are worked out in float64, so that they are accurate to the
 last digit of what the kernels compute in. NumPy has no erfc: a polynomial stands for
 it here, which is not the kernels' (tests/test_polynomials.py says how near).
+
+x, a and b are an activation's inputs, y its output. dtype, of functions with float64 numbers: that
+of the result, by which they are as precise as it shows.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ def _gelu(z: HostArray, dtype: Dtype) -> HostArray:
 
 
 def _gelu_slope(z: HostArray, dtype: Dtype) -> HostArray:
-    """Return Phi(z) + z phi(z), phi the standard normal's density."""
+    """Return Phi(z) + z phi(z), phi the standard normal's density, as precise as `dtype` shows."""
     near = np.clip(z, -NORMAL_END, NORMAL_END)
     bell = _bell(near, dtype)
     tail = _tail(np.abs(near), bell, dtype)

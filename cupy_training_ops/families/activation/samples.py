@@ -19,8 +19,9 @@ SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
      -5.5, -0.7517915] * 75
 )  # fmt: skip
-# A huge factor of a slope would ask for relative accuracy beside its zero; `_huge` has such dY.
-GATED = ("SwiGluGrad", "FastGeGluGrad")  # whose B is such a factor, too
+# dY, and B of GATED, multiply a slope: huge ones would show its error beside a zero of it, so that
+# SPECIAL_FACTORS are at most 20. `_huge` has huge ones where no zero is near.
+GATED = ("SwiGluGrad", "FastGeGluGrad")
 SPECIAL_FACTORS = np.where(np.isfinite(SPECIALS), np.clip(SPECIALS, -20, 20), SPECIALS)
 OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "SigmoidGrad": lambda x: 1 / (1 + np.exp(-x)),

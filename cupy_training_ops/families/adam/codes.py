@@ -42,7 +42,7 @@ _TOP = (1 << (FIRST_BITS + 4)) - 1  # largest code of a first moment, without it
 
 
 class Codes(NamedTuple):
-    """The codes of both moments of an array, in bytes."""
+    """The codes of an array's first and second moments, flat uint8."""
 
     first: HostArray
     second: HostArray
@@ -99,7 +99,8 @@ def _encode_second(v: HostArray, noises: HostArray) -> HostArray:
     """Return the codes of v, then the exponent of each block's largest, as bytes.
 
     A code is exponent and fraction bits as one number, less the base of its block (`_base`); at
-    least 1 where v is not 0, as a divisor of 0 would make the update huge.
+    least 1 where v is not 0, as a divisor of 0 would make the update huge. noises: 32 random bits
+    for each element.
     """
     upper = _uppers(v, SECOND_BITS, noises)
     exponents = _blocks(upper).max(axis=1, initial=0) >> SECOND_BITS
@@ -116,8 +117,9 @@ def _decode_second(second: HostArray, n: int) -> HostArray:
 def _encode_first(m: HostArray, exponents: HostArray, noises: HostArray) -> HostArray:
     """Return the codes of m, a byte each: sign, 4 bits of exponent, 3 of fraction.
 
-    exponents: of the second moments as decoded. A moment below the least power of two of its codes
-    becomes that or 0, at random with its own value as the mean.
+    exponents: of the second moments as decoded. noises: 32 random bits for each element. A moment
+    below the least power of two of its codes becomes that or 0, at random with its own value as the
+    mean.
     """
     least = _least(exponents)
     bits = _bits(m)
@@ -159,7 +161,8 @@ def _encode_few_second(v: HostArray, noises: HostArray) -> HostArray:
     """Return codes of 4 bits of v, two a byte, then exponent and fraction bits of each block.
 
     A block has the most bits of the fraction, MOST_BITS to 0, with which no element that is not 0
-    is below code 1. Codes are as in _encode_second.
+    is below code 1. A code is exponent and fraction bits as one number, less the base of its block.
+    noises: 32 random bits for each element.
     """
     n_blocks = -(-v.size // CODED_BLOCK)
     codes, exponents = np.zeros(v.size, np.int64), np.zeros(n_blocks, np.int64)
@@ -190,7 +193,7 @@ def _encode_few_first(m: HostArray, roots: HostArray, noises: HostArray) -> Host
 
     A code is a sign and a level from 0 to 7: |m| / root = level * part, rounded at random. part is
     a seventh of the block's largest ratio, cut to bfloat16. roots: exponents of the powers of two
-    at or below the roots of the second moments.
+    at or below the roots of the second moments. noises: 32 random bits for each element.
     """
     ratios = np.fmin(np.abs(m) * _power(2 * _BIAS - roots), _LARGEST)
     largest = _blocks(ratios).max(axis=1, initial=0)
@@ -256,7 +259,8 @@ def _power(exponents: HostArray) -> HostArray:
 def _uppers(x: HostArray, fraction: int, noises: HostArray) -> HostArray:
     """Return exponent and the first `fraction` bits of the fraction of |x| as one number.
 
-    Noise that is added to the bits that are cut off rounds up at random; NaN and infinity stay.
+    noises: 32 random bits for each element, which are added to the bits that are cut off: so it is
+    rounded up at random. NaN and infinity stay.
     """
     bits, shift = _bits(x), _FRACTION - fraction
     upper = np.where(bits == 0, 0, bits + (noises & np.uint32(2**shift - 1))) >> shift

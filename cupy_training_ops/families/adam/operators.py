@@ -142,6 +142,7 @@ class AdamOptimizer(Op):
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return the specs of new T and of the arrays, which keep theirs; specs: as declared."""
         _, t, w, g, m1, m2, mixed, _, _, update, *_ = specs
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, arrays in named.items():
@@ -149,7 +150,10 @@ class AdamOptimizer(Op):
         return common.new_step(self.name, "T", t, update), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the update's launches (`_update`), then one that counts the step (`count`)."""
+        """Plan the update's launches (`_update`), then one that counts the step (`count`).
+
+        specs: the inputs as declared, of which lists have two more behind, then the outputs.
+        """
         n_outputs = len(self.outputs)
         (r, t, *arrays), others = specs[:7], specs[7:-n_outputs]
         loss_scale, norm, update, max_norm, largest = (*others, None, None)[:5]
@@ -163,7 +167,10 @@ class AdamOptimizer(Op):
         return steps.then(count(*types, r, t, scale, update, new_t))
 
     def rule(self, *rates: float) -> np.void:
-        """Return the kernels' AdamRule of the attributes; rates: in place of the first four."""
+        """Return the kernels' struct AdamRule; rates: (alpha, beta, lambda_, epsilon), or ().
+
+        With () these are the attributes.
+        """
         return rule(
             rates or (self.alpha, self.beta, self.lambda_, self.epsilon),
             correct_bias=self.do_bias_correction,
@@ -237,6 +244,10 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return what the base does; refuse a None in weights, and types not to round at random.
+
+        specs: the inputs as declared.
+        """
         weights = specs[2]
         common.refuse_none(self.name, "weights", weights)
         if self.rounding_seed is not None:
@@ -263,12 +274,14 @@ class AdamLargestList(AdamOptimizerList):
     )
 
     def infer(self, *specs: Any) -> tuple[Inferred, ...]:
+        """Return what the base does, and the specs of largest_moment_2, the last of `specs`."""
         *others, largest = specs
         inferred = super().infer(*others)
         common.refuse_other_shapes(self.name, "largest_moment_2", largest, "weights", specs[2])
         return *inferred, largest
 
 
+# Shapes of the codes, in words, by input.
 CODES = {
     "moment_1": "shape (n,) for n weights; (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
     "moment_2": "shape (n + ceil(n / 128),); (ceil(n / 2) + 2 ceil(n / 128),) with 4 bits",
@@ -336,6 +349,11 @@ class AdamCodedList(AdamOptimizerList):
         return new_t, *moments, *others
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        """Plan launches that update all lists; args: the step's numbers.
+
+        arrays, written: lists of weights, gradients, codes of both moments, low-precision weights,
+        None; of inputs and of outputs.
+        """
         # The kernels are in the module of float32 moments, which is compiled already.
         w, g, *_ = arrays
         symbol = "adam__coded_list" if self.bits == 8 else "adam__few_bits_list"
@@ -401,6 +419,7 @@ class AdamWOptimizer(Op):
     def infer(
         self, lr: object, t: object, w: Specs, g: Specs, m1: Specs, m2: Specs, update: Any
     ) -> tuple[Inferred, ...]:
+        """Return the update signal's spec or value, then the specs of weights and moments."""
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
         for name, arrays in named.items():
@@ -408,7 +427,10 @@ class AdamWOptimizer(Op):
         return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal."""
+        """Plan the update by AdamOptimizerList's kernels, then a copy of the signal.
+
+        specs: the seven inputs, then the four outputs, as declared.
+        """
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
@@ -423,7 +445,10 @@ class AdamWOptimizer(Op):
 
 
 def launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """Return a launch of this family; types: of the slots W, GRAD and MOMENT."""
+    """Return a launch of the kernel `symbol` in `grid` blocks, with the arguments `args`.
+
+    types: W, GRAD and MOMENT: dtypes of weights, gradients and moments that it is compiled for.
+    """
     sizes = CHUNK_NBYTES, CAPACITY, LISTS
     return common.launch(symbol, grid, THREADS, args, *sizes, types)
 
@@ -441,7 +466,12 @@ def rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """Return the kernels' AdamRule; rates: alpha, beta, lambda, epsilon; decays: decay mode."""
+    """Return the kernels' struct AdamRule.
+
+    rates: (alpha, beta, lambda, epsilon). correct_bias: moments are divided by 1 - rate^step.
+    decays: weight_decay_mode: 0 decays the weight, 1 the updated one, 2 adds to the gradient.
+    maximize: the gradient's sign is reversed. seed: of random rounding; None rounds to nearest.
+    """
     numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
     return by_value(
         AdamRule,
@@ -470,7 +500,12 @@ def over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pla
 def chunks_of_lists(
     inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, make: Any
 ) -> Plan:
-    """Plan launches `make(grid, arguments)` as `over_lists`; `most` elements for each block."""
+    """Plan launches make(grid, arguments), each over the chunks of a batch of parameters.
+
+    inputs, outputs: lists of weights, gradients, first and second moments, low-precision weights
+    and largest second moments, None where absent. args: the step's numbers, the same in each
+    launch. most: elements of a chunk, which a block takes.
+    """
     w, g, m, v, mixed, largest = inputs
     *written, copied, new_largest = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, copied)
@@ -483,7 +518,11 @@ def chunks_of_lists(
 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
-    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already."""
+    """Plan new_t = t + 1 by adam__count, in the module that is compiled for w, g and m already.
+
+    w, g, m: dtypes of weights, gradients and moments. numbers: rate, step t, loss scale, update
+    signal, and new_t or None.
+    """
     wide = FLOAT32 if m == UINT8 else m
     make = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
     return common.count_step(make, *numbers)

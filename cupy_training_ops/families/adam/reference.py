@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Steps of Adam in NumPy. Formulas: the classes in `operators.py`."""
+"""Steps of Adam in NumPy. Formulas: the classes in `operators.py`.
+
+r or lr: the learning rate; t or step: the number of this step. moment_1, moment_2 (momentums_...):
+moving means of gradients and of their squares. mixed_precision_weights: low-precision arrays that
+get the new weights too. loss_scale: factor of the gradients; global_gradient_norm: their norm, with
+it, which is clipped to max_norm, or max_norm_clip. update_signal: False skips the step, which then
+changes nothing. None: left out. rule: the operator's attributes. Lists have an array for each
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +40,7 @@ Number = Any  # a Python number, or an array of one element
 
 
 class Rates(TypedDict):
-    """Attributes of all operators."""
+    """Attributes of all operators: decays of first and second moments, and what avoids 0 / 0."""
 
     alpha: float
     beta: float
@@ -40,7 +48,7 @@ class Rates(TypedDict):
 
 
 class Rule(Rates):
-    """Attributes of AdamOptimizer."""
+    """Attributes of AdamOptimizer; lambda_ is the weight decay."""
 
     lambda_: float
     max_norm_clip: float
@@ -84,7 +92,10 @@ class _Step:
 
     @classmethod
     def of(cls, rule: ListRule, lr: float, step: int, divisor: float) -> _Step:
-        """Make the numbers from attributes, learning rate and step, of which 0 corrects no bias."""
+        """Make the numbers of a step from the attributes (rule) and the learning rate lr.
+
+        step: its number, or 0 to correct no bias. divisor: of gradients, to unscale and clip them.
+        """
         alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
@@ -120,7 +131,11 @@ class _Step:
         *largest: HostArray,
         results: Sequence[HostArray],
     ) -> None:
-        """Write a block's new m, v, w, step and largest v into the five or four `results`."""
+        """Write a block's new m, v, w, step and largest v into the five or four `results`.
+
+        kind: the dtype of all arrays. w, g: weights and gradients. m, v, largest: first, second and
+        AMSGrad's largest second moments, the last of which may be left out.
+        """
         new_m, new_v, new_w, delta, *new_largest = results
         g = g / kind.type(self.divisor)
         if self.penalty:
@@ -152,7 +167,13 @@ def adam_optimizer(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
-    """Return AdamOptimizer's outputs: new T, moments 1 and 2, weights, gradients, copy or None."""
+    """Return AdamOptimizer's outputs for one parameter.
+
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale.
+    update_signal: False skips the step. rule: the attributes. mixed_precision_weights: has the
+    dtype of a copy of the new weights. Returned: new t, moments 1 and 2, new weights, what was
+    added to them, and low-precision weights or None.
+    """
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
         loss_scale, global_gradient_norm, update_signal, maximize=False, rounding_seed=None, **rule,
@@ -175,7 +196,14 @@ def adam_optimizer_list(
     max_norm: Number = None,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """Return AdamOptimizerList's outputs: new T, then lists as for one array."""
+    """Return AdamOptimizerList's outputs for lists with an array for each parameter.
+
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale,
+    clipped to max_norm, or max_norm_clip without it. update_signal: False skips the step. rule: the
+    attributes. mixed_precision_weights: low-precision arrays or None. Returned: new t, then lists:
+    moments 1 and 2, new weights, what was added to them, and low-precision weights, or None without
+    them.
+    """
     *results, _ = adam_largest_list(
         r, t, weights, gradients, moment_1, moment_2, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
@@ -205,7 +233,7 @@ def adam_largest_list(
     skipped returns the inputs unchanged. r: learning rate; t: number of this step; lists have an
     array for each parameter; mixed_precision_weights: low-precision copies or None;
     global_gradient_norm: of gradients times loss_scale, clipped to max_norm, if there is one, else
-    max_norm_clip; update_signal: False skips the step.
+    max_norm_clip; update_signal: False skips the step. rule: the attributes.
     """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_t = count_step(t, update)
@@ -245,7 +273,15 @@ def adam_coded_list(
     bits: int,
     **rule: Unpack[ListRule],
 ) -> Results:
-    """Return AdamCodedList's outputs: AdamOptimizerList's, with moments as codes of 8 or 4 bits."""
+    """Return AdamCodedList's outputs: AdamOptimizerList's, with moments as codes of `bits` bits.
+
+    moment_1, moment_2: codes, uint8, of moments with the shapes of weights, which are decoded, and
+    the new ones encoded.
+
+    r: learning rate. t: number of this step. global_gradient_norm: of gradients, times loss_scale,
+    clipped to max_norm, or max_norm_clip without it. update_signal: False skips the step. rule: the
+    attributes. mixed_precision_weights: low-precision arrays or None.
+    """
     coded = zip(moment_1, moment_2, weights, strict=True)
     wide = [decode((m, v), w.size, bits) for m, v, w in coded]
     first, second = (
@@ -273,7 +309,11 @@ def adam_w_optimizer(
     update_signal: Number = None,
     **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
-    """Return AdamWOptimizer's outputs: updated_flag, and lists of weights and moments 1 and 2."""
+    """Return AdamWOptimizer's outputs: updated_flag, and lists of weights and moments 1 and 2.
+
+    lr: learning rate. step: its number. Lists have an array for each parameter; momentums_1, _2:
+    first and second moments. update_signal: False changes nothing. rule: the attributes.
+    """
     update = bool(number(update_signal))
     _, m, v, w, *_ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of Adam and AdamW."""
+"""Sample inputs of Adam and AdamW.
+
+In makers of inputs: types, the dtypes (weights, moments, gradients); shapes, those of a list's
+arrays; numbers, (learning rate, step), each a number or an array of one element; copy, the dtype of
+low-precision weights, or None; others, the inputs behind those, in declared order. maker is one of
+these functions, that of the operator; rows are the `types` of its samples.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +71,10 @@ def _single(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of AdamOptimizer: one array of each list of _list, and numbers.
+    """Return AdamOptimizer's inputs: learning rate, step, weight, gradient, two moments, `others`.
 
-    copy: dtype of low-precision weights, or None. others: loss scale, norm and update signal.
+    types: of weight, moments, gradient. numbers: (learning rate, step). copy: dtype of a
+    low-precision weight before others, or None. others: loss scale, norm, update signal.
     """
     row = _list(rng, types, (shape,), numbers)
     mixed = None if copy is None else values(rng, shape, copy)
@@ -77,7 +84,11 @@ def _single(
 def _list(
     rng: Generator, types: Types, shapes: tuple[Shape, ...], numbers: Numbers = NUMBERS
 ) -> tuple[Any, ...]:
-    """Return learning rate and step, then lists: weights, gradients, first and second moments."""
+    """Return learning rate and step, then lists: weights, gradients, first and second moments.
+
+    types: of weights, moments, gradients. shapes: of the parameters. numbers: (learning rate,
+    step).
+    """
     w, moment, g = types
     weights, gradients = arrays(rng, shapes, w), arrays(rng, shapes, g)
     return *numbers, weights, gradients, *_moments(rng, shapes, moment)
@@ -91,17 +102,21 @@ def _full(
     copy: Any = None,
     others: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step over lists.
+    """Return AdamOptimizerList's inputs: those of `_list`, low-precision weights, `others`.
 
-    copy: dtype of low-precision weights, some of which are None; None: there are none. others:
-    loss scale, norm and further inputs.
+    types: of weights, moments, gradients. numbers: (learning rate, step). copy: dtype of
+    low-precision weights, some of which are None; None: there are none. others: loss scale, norm,
+    update signal, max_norm, or the first of these.
     """
     row = _list(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
 
 
 def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> tuple[Any, ...]:
-    """Return the inputs of _full, with the moments of each weight as codes of 8 or 4 bits."""
+    """Return AdamCodedList's inputs: those of _full(types=, **options), with moments as codes.
+
+    bits: of a code, 8 or 4.
+    """
     r, t, weights, gradients, first, second, *rest = _full(rng, types, **options)
     codes = [encode(m, v, bits) for m, v in zip(first, second, strict=True)]
     moments = [code.first for code in codes], [code.second for code in codes]
@@ -109,7 +124,10 @@ def _with_codes(rng: Generator, types: Types, bits: int = 8, **options: Any) -> 
 
 
 def _with_largest(rng: Generator, types: Types, **options: Any) -> tuple[Any, ...]:
-    """Return the inputs of _full and the largest second moments, below or above the new ones."""
+    """Return AdamLargestList's inputs: those of _full(types=, **options), with missing ones None.
+
+    Behind them the largest second moments, some below and some above the new ones.
+    """
     row = _full(rng, types, **options)
     others = (*row[7:], None, None, None, None)[:4]
     largest = arrays(rng, tuple(w.shape for w in row[2]), types[1])
@@ -123,12 +141,19 @@ def _plain(
     numbers: Numbers = NUMBERS,
     flag: Numbers = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of AdamWOptimizer; flag: the update signal, if it is passed."""
+    """Return AdamWOptimizer's inputs: those of `_list`, then `flag`.
+
+    types: of weights, moments, gradients. numbers: (learning rate, step). flag: (update signal,),
+    or () to leave it out.
+    """
     return *_list(rng, types, shapes, numbers), *flag
 
 
 def _special(rng: Generator, types: Types, listed: bool) -> tuple[Any, ...]:
-    """Return inputs with NaN, infinities and zeros among the gradients; listed: over lists."""
+    """Return inputs with NaN, infinities and zeros among the gradients.
+
+    types: of weights, moments, gradients. listed: for AdamOptimizerList, else for AdamOptimizer.
+    """
     row = _full(rng, types, ((64,),))
     row[3][0][:6] = np.nan, np.inf, -np.inf, 0.0, -0.0, 3e4
     return row if listed else (*row[:2], *(items[0] for items in row[2:6]))
@@ -145,7 +170,11 @@ def _arrays_of_numbers(i: int, scale: float, norm: float) -> tuple[Numbers, Numb
 
 
 def _ordinary(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
-    """Yield two samples of each row of types: numbers of the step as such, and as arrays."""
+    """Yield two samples of operator `name` for each (weights, moments, gradients) dtypes in rows.
+
+    The first has Python numbers, the second arrays of one element and low-precision weights.
+    maker(rng, types=, ...) makes the inputs.
+    """
     for i, types in enumerate(rows):
         mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
         label, scale, norm = SCALES[i % 2]
@@ -156,7 +185,11 @@ def _ordinary(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample
 
 
 def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
-    """Yield samples: special numbers in every row; scales; signals as numbers and as arrays."""
+    """Yield samples of operator `name`: special gradients, each loss scale, update signals.
+
+    rows: dtypes (weights, moments, gradients) of those with special gradients. maker(rng, types=,
+    ...) makes the other samples' inputs. Signals are numbers and arrays.
+    """
     for types in rows:
         make = partial(_special, types=types, listed=maker is _full)
         yield Sample(name, _label(types, "special"), make)
@@ -175,7 +208,10 @@ def _options(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]
 
 
 def _max_norms(name: str, maker: Any) -> Iterator[Sample]:
-    """Yield samples with max_norm in an array of each dtype."""
+    """Yield samples of operator `name` with max_norm in an array of each dtype.
+
+    maker(rng, types=, others=) makes its inputs.
+    """
     for t in FLOATS:
         make = partial(maker, types=ROWS[0], others=(None, 5.0, None, one(0.5, t)))
         yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
@@ -211,7 +247,7 @@ def _adam_list() -> Iterator[Sample]:
 
 
 def _adam_largest() -> Iterator[Sample]:
-    """Yield samples of AdamLargestList, which is AMSGrad over lists."""
+    """Yield samples of AdamLargestList: types, lists, max_norm, random rounding, a skipped step."""
     name = "AdamLargestList"
     yield from _ordinary(name, LIST_ROWS, _with_largest)
     for i, (label, shapes, offset) in enumerate(LISTS):

@@ -71,7 +71,11 @@ def max_width(dtype: Dtype) -> int:
 
 
 class _Attention(Op):
-    """Base of both: attributes, and the extents of Q, K and V."""
+    """Base of both: attributes, and the extents of Q, K and V.
+
+    Methods have the inputs' specs by names in small letters: q, k, v, y, dy, lse, mask (attn_mask)
+    and lengths (nonpad_kv_seqlen), the last two None where they are left out.
+    """
 
     domain = "cupy_training_ops"
     types: ClassVar[Types] = TypeRows(
@@ -95,7 +99,7 @@ class _Attention(Op):
     )
 
     def problem(self, q: Spec, k: Spec, v: Spec, mask: Spec | None) -> dict[str, Any]:
-        """Return the fields of the struct Problem by name; refuse shapes that do not fit."""
+        """Return the fields of the struct Problem by name; refuse inputs that do not fit."""
         shapes = {
             name: self._by_heads(name, spec) for name, spec in zip("QKV", (q, k, v), strict=True)
         }
@@ -205,6 +209,7 @@ class FlashAttention(_Attention):
     def infer(
         self, q: Spec, k: Spec, v: Spec, mask: Spec | None, lengths: Spec | None
     ) -> tuple[Spec, ...]:
+        """Return the specs of Y and LSE; refuse inputs that do not fit each other."""
         self.problem(q, k, v, mask)
         self.check_lengths(q, lengths)
         return self.result(q, v), self.statistics(q)
@@ -220,6 +225,7 @@ class FlashAttention(_Attention):
         y: Spec | None,
         lse: Spec | None,
     ) -> Plan:
+        """Plan one launch; y, lse: the outputs, None where not wanted."""
         problem = self.problem(q, k, v, mask)
         kernels = Kernels(device, problem, q.shape[0], (q, k, v, y))
         return kernels.forward(q, k, v, mask, lengths, y, lse)
@@ -294,6 +300,7 @@ class FlashAttentionGrad(_Attention):
         lengths: Spec | None,
         *results: Spec | None,
     ) -> Plan:
+        """Plan the gradients; results: dQ, dK, dV and dS, None where not wanted."""
         problem = self.problem(q, k, v, mask)
         rows, with_scores = (dy, q, k, v, y, *results[:3]), results[3] is not None
         kernels = Kernels(device, problem, q.shape[0], rows, with_scores)

@@ -42,7 +42,10 @@ class Tiles:
     gradient: tuple[int, int]
 
     def nbytes(self, row_nbytes: int, is_gradient: bool) -> int:
-        """Return a block's shared memory in bytes: its own rows, and tiles that it goes over."""
+        """Return a block's shared memory in bytes: its own rows, and tiles that it goes over.
+
+        row_nbytes: of a row of one array. is_gradient: of keys' and queries' gradients.
+        """
         bands, length = self.gradient if is_gradient else self.forward
         own = (2 if is_gradient else 1) * self.warps * bands * BAND  # of two arrays, or of Q
         numbers = 2 * self.stages * length * 8 if is_gradient else 0  # LSE and slopes of rows
@@ -72,7 +75,7 @@ class Kernels:
         rows: Iterable[Spec | None],
         with_scores: bool = False,
     ) -> None:
-        """Choose tiles and slots.
+        """Choose tiles, and the macros (slots) that kernels are compiled with.
 
         fields: of the struct Problem. batch: its extent. rows: the arrays with a row for each query
         or key, which are copied by vectors if they are aligned. with_scores: the scores' gradient
@@ -107,7 +110,10 @@ class Kernels:
         )
 
     def _launch(self, symbol: str, n_rows: int, heads: int, *args: object) -> Launch:
-        """Return a launch whose blocks have all n_rows rows (queries or keys) of each head."""
+        """Return a launch of `symbol` whose blocks have all n_rows rows of each of `heads` heads.
+
+        Rows are queries or keys. args: the kernel's arguments before the struct Problem.
+        """
         is_gradient = symbol != "attention__forward"
         bands = (self._tiles.gradient if is_gradient else self._tiles.forward)[0]
         n_blocks = ceil_div(n_rows, self._tiles.warps * bands * BAND) * heads * self._batch
@@ -151,7 +157,8 @@ class Kernels:
 def _fitting(device: Device, head: int, row_nbytes: int, by_fragments: bool) -> Tiles:
     """Return the first tiles that fit into shared memory, else the last, which fit everywhere.
 
-    head: elements of a head, padded. row_nbytes: of a row of it in shared memory.
+    head: elements of a head, padded. row_nbytes: of a row of it in shared memory. by_fragments:
+    tensor cores multiply, which have tiles of their own.
     """
     choices: Sequence[Tiles] = BY_ELEMENTS
     if by_fragments:

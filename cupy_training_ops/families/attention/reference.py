@@ -80,7 +80,9 @@ def flash_attention_grad(
 ) -> tuple[HostArray | None, ...]:
     """Return dQ, dK, dV, and dS with mask_gradient, else None; dS = P (dY V^T - sum of dY Y).
 
-    y, lse: what flash_attention returned; the other inputs are as there.
+    y, lse: what flash_attention returned. dy, q, k, v: (batch, heads, rows, width), or with
+    q_num_heads (batch, rows, heads width). mask, lengths: flash_attention's. dS: (batch, heads,
+    queries, keys). options: the attributes.
     """
     heads, kv_heads = options["q_num_heads"], options["kv_num_heads"]
     wide_q, wide_dy, wide_y = (_by_heads(x, heads) for x in (q, dy, y))
@@ -114,7 +116,9 @@ def _parts(
 ) -> Iterator[Part]:
     """Yield the scores of some queries at a time, of all heads of one element of the batch.
 
-    q, k: (batch, heads, rows, width). lengths: keys that exist, of each element of the batch.
+    q, k: (batch, heads, rows, width). mask: bool, True where a query sees a key, or numbers that
+    are added; its shape broadcasts to (batch, heads, queries, keys). lengths: keys that exist, of
+    each element of the batch. options: attributes of the operator.
     """
     batch, heads, queries, _ = q.shape
     keys, scale, softcap = k.shape[2], _scale(options, q), options["softcap"]

@@ -56,7 +56,7 @@ CALLS = (
 
 
 def forward_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
-    """Return Q, K, V, the mask and lengths, the latter None where a call has none."""
+    """Return Q, K, V, the mask and lengths, the last two None where `call` has none."""
     batch, heads, kv_heads, queries, keys, width, v_width = call.extents
     is_flat = "q_num_heads" in call.attributes
 
@@ -73,7 +73,7 @@ def forward_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
 
 
 def gradient_inputs(rng: Generator, call: Call, dtype: Dtype) -> tuple[Any, ...]:
-    """Return dY, Q, K, V, Y, LSE, the mask and lengths; Y and LSE are FlashAttention's."""
+    """Return dY, Q, K, V, Y, LSE, the mask and lengths of `call`; Y, LSE are FlashAttention's."""
     inputs = forward_inputs(rng, call, dtype)
     op = FlashAttention(**call.attributes)
     y, lse = cpu.flash_attention(*inputs, **{a.name: getattr(op, a.name) for a in op.attributes})

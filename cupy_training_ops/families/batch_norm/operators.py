@@ -57,7 +57,10 @@ class _BatchNorm(Op):
     types: ClassVar[Types] = ROWS
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
-        """Return the shape (C,); refuse a scalar X, and inputs per_channel of another shape."""
+        """Return the shape (C,); refuse a scalar X, and others of per_channel.
+
+        per_channel: the specs of all inputs that are to have that shape, as declared.
+        """
         if not x.shape:
             refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
         channels = (1 if len(x.shape) == 1 else x.shape[1],)
@@ -70,7 +73,7 @@ class _BatchNorm(Op):
 
 
 def _rule(op: BatchNormInternal | BatchNormRelu) -> object:
-    """Return the struct Rule of an operator's attributes."""
+    """Return the kernels' struct Rule: the attributes of `op`, and rest = 1 - momentum."""
     return by_value(
         Rule,
         epsilon=op.epsilon,
@@ -135,6 +138,10 @@ class BatchNormInternal(_BatchNorm):
     unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
+        """Return the specs of Y and four statistics (None without training_mode).
+
+        per_channel: scale, B, input_mean and input_var.
+        """
         channels = self.check_channels(x, per_channel)
         y, statistic = Spec(x.shape, x.dtype), Spec(channels, per_channel[-1].dtype)
         return y, *((statistic if self.training_mode else None,) * 4)
@@ -193,6 +200,10 @@ class BatchNormalizationGrad(_BatchNorm):
     epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        """Return the specs of X_grad, scale_grad and bias_grad.
+
+        per_channel: scale, saved_mean and saved_inv_std.
+        """
         channels = self.check_channels(x, per_channel)
         if dy.shape != x.shape:
             refuse(self.name, "dY", f"shape {x.shape}, as X", f"shape {dy.shape}")
@@ -256,6 +267,7 @@ class BatchNormRelu(_BatchNorm):
     unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *others: Any) -> tuple[Spec, ...]:
+        """Return the specs of Y, saved_mean and saved_inv_std; others: the inputs behind X."""
         *per_channel, residual = others
         channels = self.check_channels(x, tuple(per_channel))
         if residual is not None and residual.shape != x.shape:
@@ -264,7 +276,10 @@ class BatchNormRelu(_BatchNorm):
         return Spec(x.shape, x.dtype), statistic, statistic
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the call; running statistics are inputs that are written in place."""
+        """Plan the call; running statistics are inputs that are written in place.
+
+        specs: of inputs, then of outputs, None where left out or not wanted.
+        """
         x, scale, bias, mean, var, residual, y, *saved = specs
         return Call(
             device,
@@ -317,6 +332,10 @@ class BatchNormReluGrad(_BatchNorm):
     )
 
     def infer(self, dy: Spec, x: Spec, y: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        """Return the specs of X_grad, scale_grad, bias_grad and residual_grad.
+
+        per_channel: scale, saved_mean and saved_inv_std.
+        """
         channels = self.check_channels(x, per_channel)
         for name, spec in (("dY", dy), ("Y", y)):
             if spec.shape != x.shape:

@@ -50,8 +50,8 @@ from .facts import (
 from .plan_shared_memory import RESERVED_NBYTES, Channels, Tiles, fit_tiles
 
 # Blocks of a multiprocessor, each with one item of work.
-PIECE_BLOCKS = 3
-COLUMN_BLOCKS = 2
+PIECE_BLOCKS = 3  # of kernels over pieces of channels
+COLUMN_BLOCKS = 2  # of those over tiles of columns
 PIECE_NBYTES = 64  # of a channel's neighbours in a row, from which on blocks take such pieces
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
@@ -102,7 +102,7 @@ GRADIENT = Kernels(
 
 @dataclass(frozen=True)
 class Work:
-    """Work of the launches of one call: tiles of channels, in parts, each an item for a block."""
+    """Work of the launches of one call: n_tiles of channels, in parts, each an item for a block."""
 
     n_tiles: int
     n_parts: int  # of each tile
@@ -158,8 +158,8 @@ class Matrix:
     def layout(self, n_parts: int, ring: int, cached: int, aligned: bool) -> np.void:
         """Return the struct Columns.
 
-        ring: groups of a thread's rows that shared memory has room for; 0 without. cached: rows of
-        a thread that L2 is to keep. aligned: all vectors are.
+        n_parts: of a tile. ring: groups of a thread's rows that shared memory has room for; 0
+        without. cached: rows of a thread that L2 is to keep. aligned: all vectors are.
         """
         return by_value(
             Columns,
@@ -180,6 +180,7 @@ class Matrix:
 class Call:
     """One call of an operator, from which `plan` makes its launches.
 
+    kernels   their names, by how channels are divided
     types     of X, of scale and bias, of statistics
     read      the arrays, like X, whose elements are summed
     applied   the outputs with as many elements, None where one is not wanted
@@ -196,13 +197,16 @@ class Call:
     applied: tuple[Spec | None, ...]
     arrays: tuple[Spec | None, ...]
     options: tuple[object, ...]
-    n_fields: int  # of a partial sum
+    n_fields: int  # numbers of a partial sum of a channel
     of_relu: tuple[Spec | None, ...]
     relu: bool = False
     sums: bool = True
 
     def plan(self) -> Plan:
-        """Plan the launches: whole channels on chip if they fit, else parts by columns, pieces."""
+        """Plan the launches: whole channels on chip if they fit, else parts by columns, pieces.
+
+        aligned, in methods: True if every array of elements begins at a multiple of 16 bytes.
+        """
         channels = Channels.of_arrays(self.read)
         of_elements = *self.read, *self.applied, *self.of_relu
         aligned = all(s.aligned for s in of_elements if s is not None)
@@ -234,8 +238,9 @@ class Call:
     def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
         """Return True if a block takes tiles of columns of the matrix (outer, n * length).
 
-        Otherwise it works on pieces, the `length` neighbours of one channel in a row. Columns serve
-        where pieces are short, or where rows are whole numbers of vectors and pieces are not.
+        aligned: all arrays begin at multiples of 16 bytes. Otherwise it works on pieces, the
+        `length` neighbours of one channel in a row. Columns serve where pieces are short, or where
+        rows are whole numbers of vectors and pieces are not.
         """
         if channels.n > 1 and channels.length * self.t.itemsize < PIECE_NBYTES:
             return True
@@ -246,7 +251,10 @@ class Call:
     # ---- channels in shared memory ---------------------------------------------------------------
 
     def _shared_memory_tiles(self, channels: Channels, aligned: bool) -> Tiles | None:
-        """Return tiles that fit into shared memory; None where none do, or registers suffice."""
+        """Return tiles that fit into shared memory; None where none do, or registers suffice.
+
+        aligned: all arrays begin at multiples of 16 bytes.
+        """
         if not (aligned and self.sums) or self._fits(channels):
             return None
         sizes = self.t.itemsize, computed_in(self.t).itemsize
@@ -257,6 +265,7 @@ class Call:
     def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
         """Plan by pieces: a block has a channel in registers, or a part of one, `span` slots.
 
+        aligned: all arrays begin at multiples of 16 bytes.
         A piece is the `length` neighbours of a channel in one row, a slot its vector or element.
         """
         whole = aligned and channels.length % self.width == 0
@@ -299,7 +308,7 @@ class Call:
         """Plan by tiles of columns, whose rows are divided into parts, one for each block.
 
         There are as many parts as blocks want, but at most a row each, PART_NBYTES bytes or more,
-        and MERGED_SUMS sums for a tile.
+        and MERGED_SUMS sums for a tile. aligned: all arrays begin at multiples of 16 bytes.
         """
         matrix = Matrix(channels, self._tile(channels), self.width)
         aligned = aligned and matrix.is_whole
@@ -322,8 +331,9 @@ class Call:
     def _ring(self) -> int:
         """Return how many groups of rows fit into a block's shared memory; 0: no ring is used.
 
-        None is used where too few fit, or for types of 4 bytes or more: they take fewer
-        instructions for each byte, and have as many loads in flight without it.
+        A ring is a circular buffer there, to which threads copy their next rows by groups. None is
+        used where too few fit, or for types of 4 bytes or more: they take fewer instructions for
+        each byte, and have as many loads in flight without it.
         """
         if self.device.capability < ASYNC_COPIES or self.t.itemsize > 2:
             return 0
@@ -341,8 +351,9 @@ class Call:
     def _cached_rows(self, matrix: Matrix, n_parts: int, ring: int) -> int:
         """Return how many of a thread's last rows L2 is asked to keep for the second pass.
 
-        With two arrays all of them beside rings, else none: rows that leave the cache first seem
-        not to take the place of what earlier work has left there.
+        matrix: the array in tiles. n_parts: of a tile. ring: groups of rows in shared memory, 0
+        without. With two arrays all of them beside rings, else none: rows that leave the cache
+        first seem not to take the place of what earlier work has left there.
         """
         if len(self.read) > 1:
             return matrix.turns(n_parts) if ring else 0
@@ -372,8 +383,9 @@ class Call:
     ) -> Plan:
         """Plan launches of both passes over the parts of all tiles, with their scratch memory.
 
-        blocks: of a multiprocessor. layout: the struct Pieces or Columns. shared_nbytes: of the
-        ring of a block; then blocks also list the parts that they have summed, in n_parts numbers.
+        symbol: the kernel. blocks: of a multiprocessor. n_channels: in all. layout: the struct
+        Pieces or Columns. work: tiles and their parts. shared_nbytes: of the ring of a block; then
+        blocks also list the parts that they have summed, in n_parts numbers.
         """
         scratch = ScratchMemory()
         arrays = self._scratch(scratch, n_channels, work)
@@ -388,10 +400,11 @@ class Call:
         return scratch.plan(*launches)
 
     def _scratch(self, scratch: ScratchMemory, n_channels: int, work: Work) -> tuple[Scratch, ...]:
-        """Take scratch memory: (partial sums, coefficients, counters).
+        """Take scratch memory of a launch's `work`: (partial sums, coefficients, counters).
 
-        The counters: one that hands out items, two for each tile (parts summed, parts applied), and
-        one for each group of parts, where parts are merged in groups.
+        Partial sums of each channel and part, and coefficients of each of n_channels. The counters:
+        one that hands out items, two for each tile (parts summed, parts applied), and one for each
+        group of parts, where parts are merged in groups.
         """
         n_groups = min(work.n_tiles, MAX_TILES) * work.n_groups if work.group_parts > 1 else 0
         counters = scratch.zeros(1 + 2 * MAX_TILES + n_groups, np.uint32)
@@ -453,9 +466,10 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
 def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[Config, np.void]]:
     """Yield launches of at most MAX_TILES tiles, each with its Schedule.
 
-    most: blocks that run at a time. shared_nbytes: shared memory of a block. A launch sums its
-    first `lag` items before it applies one: all n_parts of a tile and one more for each block, so
-    that a tile's sums are usually complete when its first part is to be applied.
+    most: blocks that run at a time. work: all tiles and their parts. shared_nbytes: shared memory
+    of a block. A launch sums its first `lag` items before it applies one: all n_parts of a tile and
+    one more for each block, so that a tile's sums are usually complete when its first part is to be
+    applied.
     """
     if min(work.n_tiles, MAX_TILES) * work.n_parts > MAX_ITEMS or work.n_tiles > MAX_ITEMS:
         raise LaunchError(f"{work.n_tiles} tiles of {work.n_parts} parts")

@@ -29,7 +29,7 @@ SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
 
 @dataclass(frozen=True)
 class Channels:
-    """An array (outer, n, length) whose channels are along its middle."""
+    """An array as (outer, n, length), where [:, c, :] are the elements of channel c of n."""
 
     outer: int
     n: int
@@ -215,8 +215,9 @@ def fit_tiles(
 ) -> Tiles | None:
     """Return tiles that fit into shared memory; None if none do that occupy half of the GPU.
 
-    Of these, all rows are preferred to some, then wide slots, wide tiles, and two blocks. The
-    parameters are fields of Tiles.
+    Of these, all rows are preferred to some, then wide slots, wide tiles, and two blocks. n_arrays
+    are read; itemsize, computed_itemsize: bytes of an element and of an accumulator; n_fields:
+    numbers of a partial sum.
     """
     array = (device, channels, n_arrays, itemsize, computed_itemsize, n_fields)
     for most_rows in dict.fromkeys((1, MOST_ROWS)):
@@ -232,7 +233,8 @@ def fit_tiles(
 def _sizes(channels: Channels, itemsize: int, columns: int) -> Iterator[int]:
     """Yield how many channels a tile may have, in whole slots: ROW_NBYTES a row, then the fewest.
 
-    columns: elements of a slot, which is to have two at least, of two channels at most.
+    itemsize: bytes of an element. columns: elements of a slot, which is to have two at least, of
+    two channels at most.
     """
     row, length = channels.n * channels.length, channels.length
     if columns < 2 or row % columns or length < columns or channels.outer >= 2**31:

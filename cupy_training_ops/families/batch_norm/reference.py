@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Batch normalisation and its gradient in NumPy. Formulas: `operators.py`.
 
+epsilon is added to variances. Running statistics become momentum times what they were plus
+1 - momentum times the batch's; unbiased: with its variance m / (m - 1) times as large, m the
+elements of a channel. scale and bias: (C,), factor and summand of each channel.
+
 Elements of large arrays are computed in float32; small arrays, channels beyond float32's range or
 precision, and all sums in float64. Some channels at a time, whose temporaries stay in the cache.
 """
@@ -34,7 +38,10 @@ def batch_norm_internal(
     """Return Y = scale (X - mean) / sqrt(var + epsilon) + bias, and four statistics.
 
     These are running_mean, running_var, saved_mean, saved_inv_std; None without training_mode.
-    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode input_...
+    x: (N, C, ...), the other arrays: (C,). mean and var are X's, or without training_mode
+    input_mean and input_var, the running ones before. epsilon: added to var. Running statistics
+    become momentum times theirs plus 1 - momentum times mean and var; unbiased: var m / (m - 1), m
+    the elements of a channel.
     """
     before = _wide(input_mean), _wide(input_var)
     y, mean, var, inv_std = _normalize(x, scale, bias, epsilon, None if training_mode else before)
@@ -61,6 +68,8 @@ def batch_norm_relu(
     """Update the running statistics in place; return Y, saved_mean and saved_inv_std.
 
     Y = max(0, scale (X - mean) inv_std + bias + residual); x, residual: (N, C, ...), others: (C,).
+    epsilon: added to var. Running statistics become momentum times theirs plus 1 - momentum times
+    the batch's mean and var; unbiased: var m / (m - 1), m the elements of a channel.
     """
     residuals = None if residual is None else _channels(residual)
 
@@ -87,9 +96,10 @@ def _normalize(
 ) -> tuple[HostArray, HostArray, HostArray, HostArray]:
     """Return Y, means, biased variances and inv_std of channels, in float64 but for Y.
 
-    fixed: (means, variances) to use in place of X's. finish(values, channels) is applied to the
-    values of some channels before they are rounded. `rest`: channels that are not accurate in
-    float32 and are computed again in float64.
+    x: (N, C, ...). scale, bias: (C,). epsilon: added to variances. fixed: (means, variances) to use
+    in place of X's. finish(values, channels) is applied to the values of some channels before they
+    are rounded. `rest`: channels that are not accurate in float32 and are computed again in
+    float64.
     """
     channels, y = _channels(x), np.empty(x.shape, x.dtype)
     result, eps = _channels(y), float(round_number(epsilon, x.dtype))
@@ -132,7 +142,8 @@ def batch_normalization_grad(
 ) -> tuple[HostArray, ...]:
     """Return X_grad, scale_grad and bias_grad, computed some channels at a time.
 
-    dy, x: (N, C, ...), the other arrays: (C,). saved_...: what batch_norm_internal returned.
+    dy, x: (N, C, ...), the other arrays: (C,). saved_...: what batch_norm_internal returned, which
+    has epsilon in it already.
     `rest`: channels whose sums are not finite in float32 and are computed again in float64.
     """
     slopes, channels, gradient = _channels(dy), _channels(x), np.empty(x.shape, x.dtype)
@@ -160,7 +171,10 @@ def batch_norm_relu_grad(
     saved_mean: HostArray,
     saved_inv_std: HostArray,
 ) -> tuple[HostArray, ...]:
-    """Return X_grad, scale_grad, bias_grad and residual_grad = dY where Y > 0 or NaN, else 0."""
+    """Return X_grad, scale_grad, bias_grad and residual_grad = dY where Y > 0 or NaN, else 0.
+
+    dy, x, y: (N, C, ...), the others (C,). saved_...: what batch_norm_relu returned.
+    """
     slope = np.where(y <= 0, dy.dtype.type(0), dy)
     gradients = batch_normalization_grad(slope, x, scale, saved_mean, saved_inv_std, epsilon=0.0)
     return *gradients, slope
@@ -177,8 +191,8 @@ def _gradient(
 ) -> tuple[HostArray, HostArray]:
     """Return X_grad of the channels `some`, and (scale_grad, bias_grad) of them in one array.
 
-    slopes (dY) and channels (X) are (outer, channels, length), the others have a number for each
-    channel; kind: the type of the products. Sums are in float64.
+    slopes (dY) and channels (X) are (outer, channels, length); scale, mean and inv_std have a
+    number for each channel. kind: the type of the products. Sums are in float64.
     """
     slope = slopes[:, some].astype(kind, copy=False)
     own_inv_std = _along(_wide(inv_std)[some].astype(kind))
@@ -256,7 +270,8 @@ def _running(
 ) -> tuple[HostArray, ...]:
     """Return running (mean, var) after a batch of `size` elements of all channels.
 
-    before: those before it. now: the batch's means and biased variances.
+    They are momentum before + (1 - momentum) now. before: those before it. now: the batch's means
+    and biased variances; unbiased: multiply these by m / (m - 1), m elements of a channel.
     """
     mean, var = now
     m = size // max(1, mean.size)

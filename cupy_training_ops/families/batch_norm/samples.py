@@ -110,8 +110,8 @@ def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
 def _samples(name: str, number: int) -> Iterator[Sample]:
     """Yield an ordinary sample of each combination of types, and other shapes and values.
 
-    Each shape is in some combinations of types, which its place in the list picks, so that all
-    combinations occur.
+    Each shape is in some combinations of types, which its place in the list and `number`, the
+    operator's place, pick, so that all combinations occur.
     """
     required = {"epsilon": 1e-5} if name == "BatchNormalizationGrad" else {}
     for row in ROWS:
@@ -158,7 +158,10 @@ def _slack_with_relu(inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return tolerances of X_grad (0), scale_grad and bias_grad, which are sums that cancel."""
+    """Return tolerances of X_grad (0), scale_grad and bias_grad, which are sums that cancel.
+
+    inputs: those of BatchNormalizationGrad: dY, X, scale, saved_mean, saved_inv_std.
+    """
     shape = inputs[1].shape if inputs[1].ndim > 1 else (inputs[1].size, 1)
     dy, x = (a.reshape(*shape[:2], math.prod(shape[2:])) for a in inputs[:2])
     mean, inv_std = (a.astype(FLOAT64)[:, None] for a in inputs[3:])

@@ -26,7 +26,10 @@ NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
 
 
 def members(op: str, group: ProcessGroup, group_type: int) -> Ranks:
-    """Return the ranks of this rank's sub-group of a type 0 to 4; refuse a type there is not."""
+    """Return the ranks of this rank's sub-group of a group_type 0 to 4; refuse one there is not.
+
+    op: the operator's name, for the error.
+    """
     known = sub_groups(group.rank, group.size, group.sizes)
     if group_type in known:
         return known[group_type]
@@ -60,9 +63,10 @@ def sub_groups(rank: int, n: int, sizes: Sizes) -> dict[int, Ranks]:
 def owners(op: str, sizes: Sequence[int], n_ranks: int) -> list[int]:
     """Return the rank that owns each tensor of a list, by the place in its sub-group.
 
-    sizes: elements of the tensors. One behind the other they are divided into n_ranks equal chunks
-    of a multiple of 32 elements; the rank in whose chunk a tensor lies owns it, and a tensor in two
-    chunks is refused. Behind the last tensor is padding, 1 to 32 n_ranks elements.
+    op: the operator's name, for errors. sizes: elements of the tensors. One behind the other they
+    are divided into n_ranks equal chunks of a multiple of 32 elements; the rank in whose chunk a
+    tensor lies owns it, and a tensor in two chunks is refused. Behind the last tensor is padding, 1
+    to 32 n_ranks elements.
     """
     total, alignment = sum(sizes), ALIGNMENT * n_ranks
     chunk = (total + alignment - total % alignment) // n_ranks

@@ -16,7 +16,7 @@ from ...process_group.engine import AGAIN, SEPARATOR, Part, Ranks, disagreement
 
 
 def description(call: str, arrays: Iterable[HostArray | Spec]) -> str:
-    """Describe a call and its arrays in a text that ranks compare."""
+    """Describe a call and its arrays (number, dtypes, shapes) in a text that ranks compare."""
     listed = list(arrays)
     shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in listed)
     return SEPARATOR.join([f"{call} of {len(listed)} arrays", *shapes])
@@ -39,8 +39,9 @@ def shapes_in(text: str) -> tuple[tuple[int, ...], ...]:
 def agree_each_time(group: ProcessGroup, op: str, ranks: Ranks, text: str) -> None:
     """Compare the descriptions of a Send and its Recv; raise GroupError on both if they differ.
 
-    ranks: (receiver, sender). Each kind of call is compared once by an exchange; after that the
-    sender only sends its text ahead, and the receiver compares.
+    group: that both are in. op: the operator's name. ranks: (receiver, sender). text: this rank's
+    description. Each kind of call is compared once by an exchange; after that the sender only sends
+    its text ahead, and the receiver compares.
     """
     receiver, sender = ranks
     if group.agree(op, ranks, text):

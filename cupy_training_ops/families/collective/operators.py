@@ -75,12 +75,16 @@ class _OfLists(Collective):
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan the steps from inputs xs to outputs ys: copies alone if this rank is alone."""
         if not self.reaches_others:
             return Plan(tuple(copies(xs, ys)))
         return Plan(tuple(self._steps(xs, ys)))
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
-        """Yield the steps that write ys from all ranks' xs, in a sub-group of several ranks."""
+        """Yield the steps that write the outputs ys from all ranks' inputs xs.
+
+        The sub-group has several ranks; the i-th of ys belongs to the i-th of xs.
+        """
         raise NotImplementedError
 
 
@@ -99,6 +103,7 @@ class NcclAllReduce(_OfLists):
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
+        """Yield one group of NCCL calls, a sum of each array for all ranks."""
         yield self.nccl_step(
             xs, ys, [queue.row("allReduce", x.size, x.dtype, queue.SUM) for x in xs]
         )
@@ -134,6 +139,7 @@ class NcclAllGather(_OfOwners):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
+        """Yield one group of NCCL calls, a broadcast of each array from its owner."""
         pairs = zip(xs, self._owners(xs), strict=True)
         yield self.nccl_step(
             xs, ys, [queue.row("broadcast", x.size, x.dtype, root) for x, root in pairs]
@@ -208,6 +214,7 @@ class MegatronG(MegatronF):
     reaches_others = Collective.reaches_others
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one NCCL call that sums x to y, or a copy if this rank is alone."""
         if not self.reaches_others:
             return super().plan(device, x, y)
         return Plan(
@@ -235,7 +242,7 @@ class AdasumAllReduce(_OfLists):
 
     reduce_algo = attribute(one_of(0, 1, 2), 0, doc="0 or 1 over all ranks, 2 over nodes")
     types: ClassVar[Types] = {"T": FLOATS}
-    _levels: tuple[int, ...]
+    _levels: tuple[int, ...]  # 1, 2, 4, ...: bits in which partners differ
 
     @property
     def reaches_others(self) -> bool:
@@ -249,6 +256,7 @@ class AdasumAllReduce(_OfLists):
         return f"{self.name}(reduce_algo={self.reduce_algo}) on cuda"
 
     def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        """Plan ys = adaptive sums of all ranks' xs, or copies where no partner is left."""
         if not self._levels:
             return Plan(tuple(copies(xs, ys)))
         return adaptive_sums(self._swap, self.group.rank, self._levels, xs, ys)
@@ -268,7 +276,8 @@ class AdasumAllReduce(_OfLists):
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:
     """Return the bits, as 1, 2, 4, ..., in which partners differ, in the order of combining.
 
-    With reduce_algo 2 from local_size on. Refuse groups whose sizes are no powers of two.
+    op: the operator's name, for errors. With reduce_algo 2 from local_size on. Refuse groups whose
+    sizes are no powers of two.
     """
     first = 1
     if reduce_algo == 2:
@@ -334,8 +343,8 @@ def _combine(
 ) -> Iterator[Launch]:
     """Yield the launches that write `results` from `own` and the partner's tensors of a batch.
 
-    Dot products of chunks, then scales of tensors, then sums. is_first: in AdasumAllReduce's
-    formula this rank's tensors are a, and not b.
+    Dot products of chunks, then scales of tensors, then sums. buffers: scratch memory with the
+    partner's tensors. is_first: in AdasumAllReduce's formula this rank's tensors are a, and not b.
     """
     binding = adasum_slots(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
@@ -401,7 +410,10 @@ class PointToPoint(Collective):
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
     def _transfer(self, specs: Specs, rows: Rows, receiver: int, sender: int) -> Plan:
-        """Plan a transfer, queued on the GPU once both ranks have the same description of it."""
+        """Plan a transfer, queued on the GPU once both ranks have the same description of it.
+
+        rows: an NCCL call for each of the arrays `specs`. receiver, sender: the two ranks.
+        """
         text, group, op = transfer_description("cuda", self.tag, specs), self.group, self.name
         agree = partial(agree_each_time, group, op, (receiver, sender), text)
         calls = queue.Calls(group, op, self.ranks, rows, agree, each_time=True)
@@ -459,7 +471,10 @@ class Recv(PointToPoint):
     arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="library of the results without out=")
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
-        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say."""
+        """Return OutputSignal and the specs of Data, which `shapes` and `element_types` say.
+
+        signal: True. remote: the sender's rank.
+        """
         self.check_remote(remote)
         if self.shapes is None:
             refuse(self.name, "shapes", "shapes, where nothing is received yet", "None")
@@ -503,7 +518,10 @@ class Recv(PointToPoint):
     def _next_shapes(
         self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
-        """Wait for the next message of the rank `remote`; return its arrays' shapes."""
+        """Wait for the next message of the rank `remote`; return its arrays' shapes.
+
+        inputs, keywords: the call's arguments, which have InputSignal and Remote by place or name.
+        """
         pairs = zip(self.inputs, (*inputs, None, None), strict=False)
         signal, remote = (keywords.get(item.name, value) for item, value in pairs)
         self.group.require_open(self.name)

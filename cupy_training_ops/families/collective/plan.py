@@ -56,16 +56,19 @@ class WarmCall(NamedTuple):
     Arrays are compared by id(): while an object is alive its memory does not move.
     """
 
-    backend: Backend
+    backend: Backend  # of the arrays, CUDA's
     device: int  # has to be current
-    calls: queue.Calls
-    prepared: queue.CallsAtAddresses
+    calls: queue.Calls  # a step's NCCL calls for any arrays
+    prepared: queue.CallsAtAddresses  # the same for these arrays
     identities: tuple[int, ...] = ()  # id() of each array of the list
     dead: Sequence[object] = ()  # not empty once an array was freed: its id() may be reused
 
     @classmethod
     def of(cls, call: Call, placed: Placed | None) -> WarmCall | None:
-        """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more."""
+        """Return the NCCL calls that `call` queued for arrays at `placed`; None if it did more.
+
+        placed: (addresses of all arrays, tables of them for the steps), or None.
+        """
         if not isinstance(call, KernelCall) or placed is None or not placed[1]:
             return None
         step = call.ready.only_step
@@ -103,6 +106,7 @@ class Bound:
     """
 
     def __init__(self, op: Collective, bound: BoundCall | OpenCall) -> None:
+        """Wrap `bound`, a bound call of the collective `op`."""
         self._op, self._bound = op, bound
         self._warm: WarmCall | None = None
         self._answer: Any = None
@@ -147,7 +151,7 @@ class Collective(Op):
         vars(self).update(ranks=members(self.name, self.group, self.group_type), _warm=[])
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run the collective; the arrays of the last call go straight to the queue."""
+        """Run the collective; for the very arrays of the last call, queue its NCCL calls again."""
         group = self.group
         begun = group.begun
         try:
@@ -212,7 +216,10 @@ class Collective(Op):
         return len(self.ranks) > 1
 
     def own_call(self, prepared: Prepared) -> Call | None:
-        """Refuse calls that would leave other ranks waiting; return None: run as others do."""
+        """Refuse calls that would leave other ranks waiting; return None: run as others do.
+
+        prepared: where the call runs, and which outputs it writes.
+        """
         own, device = self.group.device, prepared.placement.device
         if own is not None and device >= 0 and device != own:  # -1: the host, which each rank has
             expected = f"one that communicates from cuda device {device}, where the arrays are"
@@ -226,7 +233,10 @@ class Collective(Op):
         return f"{self.name}(group_type={self.group_type}) on cuda"
 
     def nccl_step(self, specs: Specs, outputs: Specs, rows: Rows) -> Step:
-        """Return a step that queues `rows`, one NCCL call for each array, as one group of calls."""
+        """Return a step that queues `rows`, one NCCL call for each array, as one group of calls.
+
+        specs: the arrays that are sent. outputs: those that are written.
+        """
         agree = self.agreement(specs)
         calls = queue.Calls(self.group, self.name, self.ranks, rows, agree)
         return Work("call", (calls, table(specs), table(outputs)))

@@ -30,7 +30,7 @@ SUMS = ("allReduce", "reduce", "reduceScatter")  # the others move elements as t
 
 
 class Row(NamedTuple):
-    """One call of NCCL: its method, and its arguments behind the arrays' addresses."""
+    """One call of NCCL: its method, and `rest`, its arguments behind the arrays' addresses."""
 
     method: str
     rest: tuple[int, ...]
@@ -43,8 +43,9 @@ class Row(NamedTuple):
 
 
 def row(method: str, size: int, dtype: Dtype, *rest: int) -> Row:
-    """Return an NCCL call for an array of `size` elements ("reduceScatter": of each rank's part).
+    """Return the NCCL call `method` for an array of `size` elements of `dtype`.
 
+    size: for "reduceScatter" that of each rank's part.
     rest: SUM or MEAN of "allReduce" and "reduceScatter"; that and the rank with the result of
     "reduce"; the rank with the array of "broadcast"; the other rank of "send" and "recv". Methods
     that sum nothing move bytes: NCCL has not every type of fixed size.
@@ -102,6 +103,7 @@ class Calls:
     # row i has array i from its start on.
     parts: Sequence[tuple[int, int, int]] = ()
     each_time: bool = field(default=False, kw_only=True)
+    # (sources, targets, calls) of the last use
     _last: tuple[object, object, CallsAtAddresses | None] = field(
         default=(None, None, None), init=False
     )
@@ -154,7 +156,10 @@ class Calls:
             group.busy.release()
 
     def _prepare(self, read: Sequence[int], written: Sequence[int]) -> CallsAtAddresses:
-        """Return the calls for arrays at these addresses, but those that would move nothing."""
+        """Return the calls, but those that would move nothing.
+
+        read, written: addresses of the arrays that are read, and written.
+        """
         parts = self.parts or [(i, 0, 0) for i in range(len(self.rows))]
         triples = zip(self.rows, parts, strict=True)
         return CallsAtAddresses(

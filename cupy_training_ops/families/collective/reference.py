@@ -28,12 +28,16 @@ SMALL = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it cou
 
 
 def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Sum the ranks' arrays, for every rank."""
+    """Sum the ranks' arrays, for every rank; group_type: 0 to 4, which ranks take part."""
     return _together("NcclAllReduce", group, group_type, inputs, _sums)
 
 
 def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Return each array as the rank that owns it has it; `owners` says which, by their sizes."""
+    """Return every array with the values of the rank that owns it; other ranks' are dropped.
+
+    `owners` assigns arrays to ranks by their sizes. group_type: 0 to 4, which ranks of the group
+    take part (members.py).
+    """
 
     def gather(by_rank: Sequence[Arrays]) -> list[Arrays]:
         """Return, for each rank, each array as its owner has it."""
@@ -45,7 +49,11 @@ def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> 
 
 
 def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
-    """Sum the arrays that this rank owns over all ranks; return the others unchanged."""
+    """Sum the arrays that this rank owns over all ranks; return the others unchanged.
+
+    `owners` assigns arrays to ranks by their sizes. group_type: 0 to 4, which ranks of the group
+    take part (members.py).
+    """
 
     def scatter(by_rank: Sequence[Arrays]) -> list[Arrays]:
         """Return, for each rank, sums of the arrays that it owns and its own other arrays."""
@@ -65,15 +73,15 @@ def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArr
 
 
 def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:
-    """Sum x over the ranks, for every rank."""
+    """Sum x over the ranks that group_type (0 to 4, members.py) names, for every one of them."""
     return _together("MegatronG", group, group_type, [x], _sums)[0]
 
 
 def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) -> Arrays:
-    """Return the adaptive sum of all ranks' arrays, by a tree of pairs.
+    """Return the adaptive sum (`_adaptive_sum`) of all ranks' arrays, for every rank.
 
-    Ranks whose numbers differ in bit `step` are combined, for step = 1, 2, 4, ..., or from
-    local_size on with reduce_algo 2; both have the result.
+    Ranks r and r ^ step are combined to one sum, which both go on with, for step = 1, 2, 4, ...;
+    with reduce_algo 2 from the number of ranks of one host (local_size) on.
     """
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
@@ -98,7 +106,10 @@ def send(
     tag: int,
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
-    """Send arrays to rank `remote`, which has received them, by a Recv with this tag, on return."""
+    """Send the arrays `data` to rank `remote`; return once its Recv with this tag has them.
+
+    signal, element_types: inputs and attributes of Send that have been checked before.
+    """
     text, parts = transfer_description("cpu", tag, data), list(map(as_bytes, data))
     group.exchange("Send", (remote, group.rank), text, parts, _handed_over)
 
@@ -113,7 +124,10 @@ def recv(
     shapes: tuple[tuple[int, ...], ...] | None,
     arrays: str,  # noqa: ARG001 - NumPy's here
 ) -> list[Arrays]:
-    """Receive the arrays that rank `remote` sends with this tag; both refuse unequal messages."""
+    """Receive the arrays that rank `remote` sends with this tag, as a list in a list of one.
+
+    shapes, element_types: of each array; both ranks refuse the message if the sender has others.
+    """
     pairs = zip(shapes or (), element_types, strict=True)
     expected = [Spec(shape, dtype) for shape, dtype in pairs]
     text = transfer_description("cpu", tag, expected)
@@ -122,14 +136,22 @@ def recv(
 
 
 def _handed_over(by_rank: list[list[memoryview]]) -> list[list[memoryview]]:
-    """Return the parts for (receiver, sender): the receiver gets the sender's."""
+    """Return the bytes that (receiver, sender) get: the sender's, and none.
+
+    by_rank: the bytes of each array that the receiver (none) and the sender passed.
+    """
     return [by_rank[1], []]
 
 
 def _together(
     name: str, group: ProcessGroup, group_type: int, inputs: Arrays, combine: Combine
 ) -> Arrays:
-    """Return this rank's share of combine(all ranks' arrays), which the first rank computes."""
+    """Return this rank's arrays of combine(all ranks' arrays), which the first rank computes.
+
+    name: the operator with attributes that all ranks have to agree on. inputs: this rank's arrays.
+    combine: makes a list of each rank's results from a list of each rank's arrays. group_type: 0 to
+    4, which ranks of `group` take part (members.py).
+    """
 
     def answer(by_rank: list[list[memoryview]]) -> list[Sequence[Part]]:
         """Return the bytes of each rank's share, from the bytes of each rank's arrays."""
@@ -145,7 +167,10 @@ def _together(
 
 @quiet
 def _sums(by_rank: Sequence[Arrays]) -> list[Arrays]:
-    """Sum arrays over ranks, in float64 or as integers; return the same sums for each rank."""
+    """Sum arrays over ranks, in float64 or as integers; return the same sums for each rank.
+
+    by_rank: each rank's list of arrays.
+    """
     sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*by_rank, strict=True)]
     pairs = zip(sums, by_rank[0], strict=True)
     return [[_narrow(total, x.dtype) for total, x in pairs]] * len(by_rank)

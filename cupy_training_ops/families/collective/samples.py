@@ -28,7 +28,7 @@ LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
 
 
 def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Dtype, is_list: bool) -> list[Any]:
-    """Draw one array of each shape; return [the list of them] for an operator of lists.
+    """Draw an array of `dtype` for each of shapes; return the list, with is_list [the list].
 
     Numbers are in [-9, 9], unsigned ones in [0, 9]; bools are True or False.
     """

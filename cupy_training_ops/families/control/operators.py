@@ -63,7 +63,7 @@ def count_or_none(value: object) -> int:
 def arrays(name: str, doc: str, holes: bool = False) -> Input:
     """Return the declaration of an input: a list of arrays whose elements nobody reads.
 
-    holes: its items may be None.
+    doc: how many, for the documentation. holes: its items may be None.
     """
     return Input(
         name,
@@ -156,6 +156,7 @@ class _Event(_Control):
     num_outputs: int | None
 
     def infer(self, identifier: object, data: Specs) -> tuple[Inferred, ...]:
+        """Return the specs of the first num_outputs arrays of `data`; None: of all."""
         self.require_some("InputData", data)
         if self.num_outputs is not None and self.num_outputs > len(data):
             expected = f"at most {len(data)}, one for each array of InputData"
@@ -163,7 +164,7 @@ class _Event(_Control):
         return (data[: self.num_outputs],)
 
     def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
-        """Record an event or wait for it, and return the first num_outputs arrays as they are."""
+        """Record event `identifier` or wait for it; return `data`'s first num_outputs arrays."""
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])
@@ -191,6 +192,7 @@ class RecordEvent(_Event):
     num_outputs = attribute(optional(count_or_none), None, doc="None: one for each array")
 
     def order(self, identifier: int, backend: Backend) -> None:
+        """Record event `identifier` on the backend's current stream."""
         if not EVENTS.record(identifier, backend.record):
             expected = "an event that a WaitEvent took before it is recorded again"
             refuse(self.name, "EventIdentifier", expected, shown(identifier))
@@ -210,7 +212,7 @@ class WaitEvent(_Event):
     timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
     def order(self, identifier: int, backend: Backend) -> None:
-        """Wait on the current stream for the event, once another thread has recorded it."""
+        """Wait on the backend's current stream for event `identifier`, once it is recorded."""
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError as error:
@@ -249,8 +251,8 @@ class YieldOp(_Control):
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """Return what the step function of SplitStep is to yield, after the usual checks.
 
-        It has all the arrays, those of them that get a gradient, and for each of the latter whether
-        its gradient has the full shape.
+        inputs, named: the arrays. The result has all of them, those that get a gradient, and for
+        each of the latter True if its gradient has the full shape.
         """
         if named.get("outputs") is not None:
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))

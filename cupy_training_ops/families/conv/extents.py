@@ -86,6 +86,8 @@ class Convolution:
 class Attributes:
     """The attributes of an operator named `op`; None where ONNX has a default for each axis.
 
+    In its methods x and w are the shapes of X and W.
+
     Strides and dilations are at least 1, pads and output_padding at least 0.
     """
 
@@ -154,7 +156,7 @@ class Attributes:
             refuse(self.op, "kernel_shape", f"{w[2:]}, as W", f"{self.kernel_shape}")
 
     def axes(self, kernel: Shape) -> list[Axis]:
-        """Return the spatial axes, without extents of image and output."""
+        """Return the axes for a kernel of these spatial extents; refuse unequal attributes."""
         n = len(kernel)
         strides = self._of_axes("strides", self.strides, n, 1)
         dilations = self._of_axes("dilations", self.dilations, n, 1)
@@ -177,7 +179,10 @@ class Attributes:
             refuse(self.op, "output_padding", expected, f"{extra}")
 
     def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
-        """Refuse a kernel that is larger than the padded input: a negative extent of the result."""
+        """Refuse a kernel that is larger than the padded input: a negative extent.
+
+        x: shape of X. axes: have the kernel. extents: of the result.
+        """
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)
             expected = f"pads and extents that a kernel over {reach} elements fits into"
@@ -192,7 +197,10 @@ class Attributes:
         axes: list[Axis],
         pads: Shape,
     ) -> Convolution:
-        """Return the convolution with extents (image, output); refuse 2^31 padded elements."""
+        """Return the convolution with extents (image, output); refuse 2^31 padded elements.
+
+        axes have its kernel, strides, dilations; pads: before the image, along each axis.
+        """
         for axis, image, output, pad in zip(axes, *extents, pads, strict=True):
             end = max(image + pad, output * axis.stride) + axis.reach - 1
             if end > MAX_EXTENT:

@@ -50,6 +50,7 @@ def groups(value: object) -> int:
 
 
 def _at_least(numbers: Shape, least: int) -> Shape:
+    """Return the numbers; refuse one below `least` or from 2^31 on."""
     if not all(least <= n < MAX_STEP for n in numbers):
         raise ArgumentError(f"expected at least {least} and less than 2^31, got {shown(numbers)}")
     return numbers
@@ -88,7 +89,7 @@ class _Convolution(Op):
     """A convolution or a gradient: attributes, and shapes that follow from them."""
 
     types: ClassVar[Types] = {"T": FLOATS}
-    is_transposed: ClassVar[bool] = False
+    is_transposed: ClassVar[bool] = False  # ConvTranspose or its gradient
     auto_pad = attribute(
         one_of(*AUTO_PADS),
         "NOTSET",
@@ -115,7 +116,7 @@ class _Convolution(Op):
         return 3 if self.tf32x3 else int(self.allow_tf32)
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
-        """Return the ordinary convolution of this operator's X and W.
+        """Return the ordinary convolution of this operator's X and W (x, w).
 
         Of a transposed one it is the convolution whose data gradient it is.
         """
@@ -149,6 +150,7 @@ class _Forward(_Convolution):
     outputs = (Y,)
 
     def infer(self, x: Spec, w: Spec, b: Spec | None) -> tuple[Spec]:
+        """Return the spec of Y; refuse an X, W or B that do not fit each other."""
         shape = self.result(self.convolution(x, w))
         if b is not None and b.shape != shape[1:2]:
             refuse(self.name, "B", f"shape {shape[1:2]}", f"shape {b.shape}")
@@ -202,13 +204,17 @@ class _Gradient(_Convolution):
     outputs = GRADIENTS
 
     def infer(self, dy: Spec, x: Spec, w: Spec) -> tuple[Spec, ...]:
+        """Return the specs of dX, dW and dB; refuse a dY of another shape than Y."""
         shape = self.result(self.convolution(x, w))
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
         return Spec(x.shape, x.dtype), Spec(w.shape, x.dtype), Spec(shape[1:2], x.dtype)
 
     def plan(self, device: Device, dy: Spec, x: Spec, w: Spec, *results: Spec | None) -> Plan:
-        """Plan dX, dW and dB, None where not wanted; a transposed one's X is the other's Y."""
+        """Plan dX, dW and dB (results), None where not wanted, from dy, x and w.
+
+        Of a transposed convolution dY is the ordinary one's X, and X its dY.
+        """
         dx, dw, db = results
         convolution, tf32 = self.convolution(x, w), self.tf32
         if not self.is_transposed:

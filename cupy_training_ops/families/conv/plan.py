@@ -31,9 +31,10 @@ from .plan_variants import (
 
 
 def plan_wanted(device: Device, convolution: Convolution, wanted: Wanted, *, tf32: int = 0) -> Plan:
-    """Plan the wanted results: by direct, depthwise, staged or gathering kernels.
+    """Plan the results that `wanted` has: by direct, depthwise, staged or gathering kernels.
 
-    Arrays with channels last that no kernel reads so are copied first. Where both an image and W's
+    wanted: the arrays of the call; dw, db and image are computed where they are not None. Arrays
+    with channels last that no kernel reads so are copied first. Where both an image and W's
     gradient read staged arrays, each is staged once.
 
     tf32: products of TF32 for each of float32, on tensor cores: 1 or 3, or 0, exact. Three are for
@@ -74,7 +75,11 @@ def plan_wanted(device: Device, convolution: Convolution, wanted: Wanted, *, tf3
 
 
 def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
-    """Plan a convolution or its data gradient alone: depthwise, staged or gathered."""
+    """Plan a convolution or its data gradient alone: depthwise, staged or gathered.
+
+    wanted: `source`, W and bias are read, `target` is written. tf32: products of TF32 for each of
+    float32: 1, 3, or 0 (exact).
+    """
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     if not written.size:
         return Plan()
@@ -82,6 +87,7 @@ def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
         return depthwise(device, conv, wanted)
     if staged_image(device, conv, wanted, tf32):
         return staged_plan(device, conv, wanted, tf32)
+    # With residues spread, where that fits, a gradient has stride 1 and more channels.
     walked = spread_residues(conv) if is_gradient and wanted.bias is None else conv
     lines = walked is conv and image_has_lines(device, conv, read, written, tf32)
     how = {"is_gradient": is_gradient, "lines": lines}
@@ -92,7 +98,9 @@ def _image_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
 def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
     """Plan the gradients of W and a bias alone: direct, staged, depthwise or gathered.
 
-    They are zeros where there is nothing to sum. Kernels of 2-byte types sum the bias beside W.
+    wanted: x and y (dY) are read, dw and db written, each None if not computed. tf32: products of
+    TF32 for each of float32: 1, 3, or 0 (exact). They are zeros where there is nothing to sum.
+    Kernels of 2-byte types sum the bias beside W.
     """
     direct = direct_plan(device, conv, wanted, tf32)
     if direct is not None:

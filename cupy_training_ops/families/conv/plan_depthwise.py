@@ -67,10 +67,11 @@ def goes_by_lines(conv: Convolution, *arrays: Spec | None) -> bool:
 
 
 def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
-    """Plan a convolution or its data gradient.
+    """Plan a convolution or its data gradient: `wanted.target` from `wanted.source`, w and bias.
 
-    Channels first, a thread has a strip of what is written; channels last, a block has a tile of
-    channels of a part of the strips (conv__depthwise_lines), or of walks, strips of several rows.
+    walked: the extents whose strips threads go through. Channels first, a thread has a strip of
+    what is written; channels last, a block has a tile of channels of a part of the strips
+    (conv__depthwise_lines), or of walks, strips of several rows.
     """
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     arrays = (read, wanted.w, wanted.bias, written)
@@ -110,8 +111,9 @@ def _walks(extents: Shape) -> Shape:
 def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """Plan the gradients of W and of a bias: sums over parts of the strips, then their totals.
 
-    at_once: taps along an axis that a block sums; `tiles` such tiles of taps make the kernel. A
-    part has `blocks` blocks. A bias has the same parts, and bits, without W.
+    wanted: x and y (dY) are read, dw and db are written, of which one may be None. at_once: taps
+    along an axis that a block sums; `tiles` such tiles of taps make the kernel. A part has `blocks`
+    blocks. A bias has the same parts, and bits, without W.
     """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     at_once = WIDE_TAPS if not y.channels_last and _has_wide_tiles(conv, y) else TAPS
@@ -159,7 +161,8 @@ def _parts(
 ) -> tuple[int, int]:
     """Divide the strips of all images into parts: return (number of parts, strips of a part).
 
-    blocks: of each part. strips: those of a block at a time, which a part has at least.
+    walked: extents of an image that is divided into strips. blocks: of each part. strips: those of
+    a block at a time, which a part has at least.
     """
     n_strips = conv.batch * math.prod(_strips(walked))
     most_parts = ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks)

@@ -54,7 +54,10 @@ FILTERS = 16  # filters are a multiple of it, and at most PANEL
 
 
 def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
-    """Return True if the direct kernels compute the gradients of X and W from this Y (dY)."""
+    """Return True if the direct kernels compute the gradients of X and W from this y (dY).
+
+    tf32: 1, float32 may be rounded to TF32, without which (0, 3) no direct kernel takes float32.
+    """
     run = conv.strides[2] * conv.channels
     fits = run <= DIRECT_RUN and run * conv.strides[1] <= DIRECT_ROWS and conv.group == 1
     fits = fits and conv.filters % FILTERS == 0 and conv.filters <= PANEL
@@ -78,9 +81,9 @@ def goes_direct(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
 
 
 def direct_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan | None:
-    """Plan the wanted gradients from Y, or from a copy of Y with channels last (`_staging`).
+    """Plan the gradients that `wanted` has from dY, or from a copy with channels last (`_staging`).
 
-    None if direct kernels take neither.
+    None if direct kernels take neither. tf32: products of TF32 for each of float32: 1, 3, or 0.
     """
     y = wanted.y
     if goes_direct(device, conv, y, tf32):
@@ -105,7 +108,8 @@ def _gradients(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """Plan the gradient of X, plus a bias for each channel if there is one, by conv__direct_image.
 
-    As many blocks as run at a time go over the tiles of positions.
+    wanted: y (dY), w and bias are read, `target` (dX) is written. As many blocks as run at a time
+    go over the tiles of positions.
     """
     y, w, x = wanted.y, wanted.w, wanted.target
     layout = _layout(conv, x, w, conv.image, conv.strides, DIRECT_POSITIONS)
@@ -118,7 +122,8 @@ def _image(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
 def _weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     """Plan the gradients of W and of a bias: sums of parts of Y's tiles, then their totals.
 
-    A part is every parts-th tile of positions. The bias has the same bits without W.
+    wanted: x and y (dY) are read, dw and db are written, of which one may be None. A part is every
+    parts-th tile of positions. The bias has the same bits without W.
     """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     slots = direct_variant(y.dtype).slots
@@ -201,6 +206,7 @@ def _layout(
 ) -> np.void:
     """Return the struct DirectLayout, along the last two axes.
 
+    x: X or its gradient. w: W or its gradient, None if it is not wanted; both for their layout.
     Tiles of `positions` positions, DIRECT_WIDTH across, cover every steps-th place of `extents`.
     window: the taps by which a run of X is read; the first is tap -skipped of W. of_column,
     of_channel: elements of X from a column, and a channel, to the next. in_pairs: runs begin at

@@ -33,7 +33,8 @@ def image_product(
 ) -> Plan:
     """Plan a convolution or its data gradient: W is packed in the order of tiles, and multiplied.
 
-    Some tiles of rows at a time, whose W takes at most PACKED_NBYTES. unspread: the convolution
+    Some tiles of rows at a time, whose W takes at most PACKED_NBYTES. variant: the compilation and
+    its tile. wanted: `source`, w and bias are read, `image` is written. unspread: the convolution
     before `spread_residues`, which W belongs to; `conv` itself if nothing was spread.
     """
     product = ImageProduct(conv, variant, is_gradient=wanted.is_gradient)
@@ -56,9 +57,10 @@ def image_product(
 class ImageProduct:
     """The matrix product of an image: rows are channels written, columns are positions (n, p).
 
+    variant                 the compilation of the kernels, with the rows and depth of a tile
     rows, depth             channels of a group that are written, and read (summed)
     extents, read_extents   spatial extents of the images that are written, and read
-    of_axes                 residues p % stride along each axis; 1 in a convolution
+    of_axes                 a gradient's residues p % stride along each axis; of a convolution 1
     row_tiles               tiles of rows of a group
     column_tiles            tiles of columns of one residue: positions that have the same taps
     parts                   that the depth is divided into; shared memory has one at a time
@@ -69,6 +71,7 @@ class ImageProduct:
     def __init__(
         self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
     ) -> None:
+        """Divide the image of `conv` or of its data gradient into tiles of `columns` positions."""
         self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
         sides = Sides.of(conv, is_gradient)
         self.rows, self.depth, self.extents, self.read_extents, self.of_axes = sides
@@ -81,7 +84,7 @@ class ImageProduct:
     def layout(self, first: int, count: int, unspread: Convolution) -> np.void:
         """Return the struct ImageLayout of `count` tiles of rows from tile `first` on.
 
-        unspread: the convolution that W belongs to, see `image_product`.
+        unspread: the convolution that W belongs to, before residues of strides were made channels.
         """
         return by_value(
             ImageLayout,
@@ -106,9 +109,10 @@ class ImageProduct:
 def _product_launch(
     device: Device, product: ImageProduct, specs: tuple[object, ...], layout: np.void, blocks: int
 ) -> Launch:
-    """Return the launch of conv__image, or of conv__image_lines where the variant has lines.
+    """Return the launch of `blocks` blocks that multiplies packed W by an unfolded image.
 
-    specs: the image that is read, packed W, the bias or None, and the image that is written.
+    conv__image_lines where the variant copies vectors (lines), else conv__image. specs: the image
+    that is read, packed W, the bias or None, the image that is written. layout: struct ImageLayout.
     """
     variant = product.variant
     if variant.lines:
@@ -122,8 +126,8 @@ def _product_launch(
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:
     """Return the fields of ImageLayout that say which tap of `conv`'s W a tap of `spread`'s is.
 
-    `spread` is `conv`, or the same gradient with a channel for each residue of conv's strides: tap
-    j of residue r is then tap r - skipped + j stride of W.
+    conv: the convolution that W belongs to. `spread` is `conv`, or the same gradient with a channel
+    for each residue of conv's strides: tap j of residue r is then tap r - skipped + j stride of W.
     """
     steps = (1,) * AXES if spread is conv else conv.strides
     axes = zip(steps, conv.pads, spread.pads, strict=True)
@@ -156,8 +160,9 @@ def _tap_steps(conv: Convolution) -> Shape:
 def weight_sums(device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> Plan:
     """Plan the gradients of W and of a bias: sums of parts of the positions, then their totals.
 
-    Some tiles at a time, whose sums take at most SUMS_NBYTES. A bias is summed in the same parts
-    whether W is wanted or not, which gives the same bits.
+    variant: the compilation and its tile. wanted: x and y (dY) are read, dw and db are written, one
+    of which may be None. Some tiles at a time, whose sums take at most SUMS_NBYTES. A bias is
+    summed in the same parts whether W is wanted or not, which gives the same bits.
     """
     x, y, w, bias = wanted.x, wanted.y, wanted.dw, wanted.db
     product = WeightProduct(device, conv, variant)
@@ -187,12 +192,14 @@ def weight_sums(device: Device, conv: Convolution, variant: Variant, wanted: Wan
 class WeightProduct:
     """The matrix product of W's gradient: rows are filters, columns are (channel, tap).
 
-    row_tiles, column_tiles   row_tiles of all groups; tiles is their product
+    row_tiles, column_tiles   of variant.rows rows, in all groups, and of COLUMNS columns
+    tiles                     the product of both
     at_once                   tiles that scratch memory has room for
     positions                 (n, o) that are summed, in `parts` of `span` positions
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant) -> None:
+        """Divide W's gradient into the variant's tiles, and positions into parts, for `device`."""
         self.device, self.conv, self.variant = device, conv, variant
         self.row_tiles = conv.group * ceil_div(conv.group_filters, variant.rows)  # of all groups
         columns = math.prod(conv.kernel) * variant.pad_channels(conv.group_channels)
@@ -233,9 +240,10 @@ class WeightProduct:
         )
 
     def sums(self, blocks: int, arrays: tuple[Spec, Spec, Parts, Parts], layout: np.void) -> Launch:
-        """Return the launch that sums each part of W's gradient and of a bias's.
+        """Return the launch of `blocks` blocks that sums each part of W's gradient and of a bias's.
 
-        arrays: X, Y, scratch memory for the parts of W's gradient, and for those of the bias's.
+        layout: struct WeightLayout. arrays: X, Y, scratch memory for the parts of W's gradient, and
+        for those of the bias's.
         """
         variant, shared_nbytes = self.variant, 0
         args: tuple[object, ...] = (*arrays, layout)
@@ -251,8 +259,8 @@ class WeightProduct:
     ) -> Launch:
         """Return the launch that adds up the parts of `tiles` tiles of dW, and those of the bias.
 
-        arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None. The
-        last blocks of the launch are those for the bias.
+        arrays: parts of W's gradient, that gradient, parts of the bias's, and that one or None.
+        layout: struct WeightLayout of the tiles. The last blocks are those for the bias.
         """
         variant, bias = self.variant, arrays[-1]
         n_summers = summers(self.parts)  # threads for each sum

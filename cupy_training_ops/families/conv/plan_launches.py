@@ -30,7 +30,8 @@ class Wanted:
         image    Y = conv(X, W) + bias, or dX from dY (`is_gradient`)
         dw, db   gradients of W and of a bias, from X and dY
 
-    x is X, y is Y or dY. A call for an image alone has its `source` as x and as y.
+    x is X, y is Y or dY, w is W (None where no image is computed); a Spec has an array's shape,
+    dtype and layout. A call for an image alone has the array that it reads (`source`) as x and y.
     """
 
     x: Spec
@@ -89,7 +90,10 @@ def taps(conv: Convolution) -> dict[str, Shape]:
 
 
 def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots) -> Launch:
-    """Return the launch of to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros without parts."""
+    """Return the launch of to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros without parts.
+
+    slots: the macros of the compilation that the kernel is in, `Variant.slots`.
+    """
     each = summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
     return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
@@ -104,7 +108,8 @@ def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = Non
     """Plan bias[c] = sum of y[n, c, ...] over images and positions, if no other launch sums y.
 
     Two launches: sums of parts in scratch memory, then their total. With channels first a part is
-    every parts-th image n of one channel.
+    every parts-th image n of one channel. slots: macros of the compilation (`Variant.slots`) whose
+    kernels are used; None: of `small_variant`.
     """
     slots = slots or small_variant(y.dtype).slots
     if y.channels_last:
@@ -125,6 +130,7 @@ def _bias_gradient_channels_last(device: Device, y: Spec, bias: Spec, slots: Slo
     """Plan bias[c] = sum of y[line, c] over lines: y is a matrix (images x positions, channels).
 
     A part is `lines_of_part` neighbouring lines; a block sums SIDE channels (a tile) of one part.
+    slots: macros of the compilation whose kernels are used.
     """
     channels = y.shape[1]
     n_lines, tiles = y.size // channels, ceil_div(channels, SIDE)

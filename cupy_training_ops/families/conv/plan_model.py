@@ -3,6 +3,10 @@
 
 Staged arrays: see plan_staged.py. Times are in stages: a tall tile's product with one part of its
 sum, LINE_NBYTES bytes of each row and column in shared memory.
+
+In all functions `conv` is the ordinary convolution whose result or gradients are computed, tf32 the
+number of products of TF32 for each of float32: 1, 3, or 0 (exact), and `wanted` has the call's
+arrays and says which results are computed (`Wanted`).
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ LEAST_DEPTH = 16  # channels of a group, of which fewer would be mostly padding
 class Tile:
     """A block's tile of the product; its rows are the key in OF_WARPS, OF_WARPGROUPS, OF_PARTS."""
 
-    columns: int
+    columns: int  # of the tile
     threads: int  # of the block
     blocks: int  # that run on a multiprocessor at a time
     stages: int  # buffers in shared memory, each for a part of the sum
@@ -118,7 +122,7 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
 
 
 def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
-    """Return the convolution with small groups joined, several to one, to fill a tile.
+    """Return `conv` with small groups joined, several to one, to fill a tile.
 
     Large groups, those of one filter, and channels that are no multiple of 4 stay. W then has zeros
     where a filter and a channel are of two groups.
@@ -136,13 +140,13 @@ def join_groups(conv: Convolution, dtype: Dtype) -> Convolution:
 
 
 def staged_image(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> bool:
-    """Return True if staging pays for an image."""
+    """Return True if staging pays for an image, `wanted.target` from `wanted.source`."""
     lines = image_has_lines(device, conv, wanted.source, wanted.target, tf32)
     return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
 
 def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> bool:
-    """Return True if staging pays for the gradients of W and a bias."""
+    """Return True if staging pays for the gradients of W and a bias, from wanted.x and wanted.y."""
     lines = weight_kernel(device, conv, wanted.x, wanted.y, tf32) == "conv__weight_lines"
     return _staging_pays(device, conv, wanted, tf32, lines=lines)
 
@@ -150,9 +154,10 @@ def staged_weight(device: Device, conv: Convolution, wanted: Wanted, tf32: int) 
 def _staging_pays(
     device: Device, conv: Convolution, wanted: Wanted, tf32: int, *, lines: bool
 ) -> bool:
-    """Return True if staging saves time and is possible.
+    """Return True if staging saves time and is possible; wanted: the call's arrays, `Wanted`.
 
-    lines: without staging, tensor cores would multiply vectors of both arrays as they lie.
+    tf32: products of TF32 for each of float32: 1, 3, or 0 (exact). lines: without staging, tensor
+    cores would multiply vectors of both arrays as they lie.
     """
     without_tensor_cores = wanted.dtype == FLOAT32 and not tf32 and is_single(conv)
     pays = _multiplies_often(conv) or not (lines or without_tensor_cores)
@@ -166,7 +171,10 @@ def _multiplies_often(conv: Convolution) -> bool:
 
 
 def _has_room(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
-    """Return True if scratch memory is at most 64 MiB, or at most 2.5 times X and Y."""
+    """Return True if scratch memory is at most 64 MiB, or at most 2.5 times X and Y.
+
+    Counted are staged X, Y and W, sums of parts of W's gradient, and a StagedRow for each position.
+    """
     width = VEC_NBYTES // dtype.itemsize
     positions = conv.batch * math.prod(conv.output)
     staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
@@ -213,9 +221,9 @@ class Blocks:
 def image_blocks(
     tile: Tile, conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool
 ) -> Blocks:
-    """Return the blocks of a convolution or its data gradient, of tiles with `rows` rows.
+    """Return the blocks of a convolution or its data gradient (is_gradient), one for each `tile`.
 
-    Residues of strides, which have different numbers of taps, count as alike.
+    rows: of a tile. Residues of strides, which have different numbers of taps, count as alike.
     """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)
@@ -228,7 +236,10 @@ def image_blocks(
 def image_rows(
     device: Device, conv: Convolution, dtype: Dtype, tf32: int, *, is_gradient: bool
 ) -> int:
-    """Return the rows of an image's tiles with which all blocks take least time."""
+    """Return the rows of tiles with which all blocks of an image take least time.
+
+    The image is a convolution's, or with is_gradient its data gradient.
+    """
     tiles = tiles_of(device, dtype, tf32)
 
     def cost(rows: int) -> float:
@@ -264,7 +275,7 @@ def weight_tiles(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> 
 def tiles_and_cost(
     device: Device, conv: Convolution, dtype: Dtype, rows: int, tf32: int
 ) -> tuple[WeightTiles, float]:
-    """Return tiles with `rows` rows and the number of parts that takes least time, and that time.
+    """Return tiles of W's gradient of `rows` rows, divided into the fastest parts, and their time.
 
     The time, in stages, is that of a launch which also computes X's gradient, with such tiles.
     """
@@ -275,7 +286,7 @@ def tiles_and_cost(
     tiles = conv.group * row_tiles * column_tiles
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
     image = image_blocks(tile, conv, dtype, rows, is_gradient=True)
-    slots = slots_of(device, tile)
+    slots = slots_of(device, tile)  # blocks that run at a time
 
     def cost(parts: int) -> float:
         weights = Blocks(tiles * parts, ceil_div(steps, parts) * tile.step_cost + BLOCK_COST)

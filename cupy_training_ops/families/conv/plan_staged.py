@@ -3,6 +3,10 @@
 
 Staged: an array (n, channel, position) copied to scratch memory as (n, position, channel), channels
 padded to whole 16-byte vectors. See cuda_src/conv/staging.cuh and staged_tile.cuh.
+
+Throughout, `wanted` has the call's arrays and says which results are computed (`Wanted`), `variant`
+is the compilation of the kernels with the rows of a tile (`Variant`), and tf32 the number of
+products of TF32 for each of float32: 1, 3, or 0 (exact).
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ SUMMING_COLUMNS = 4  # tiles of columns, at most, where blocks of the first also
 class Staging:
     """The launch of conv__stage: which of X, Y and W it stages, and where tiles read each.
 
-    conv is `unjoined` with small groups joined (`join_groups`). By name, "x", "y" or "w":
+    conv is `unjoined` with small groups joined (`join_groups`), n_joined to one. variant: of the
+    kernels; wanted: the call's arrays and results. By name, "x", "y" or "w":
 
         arrays   the caller's array; None where no tile reads it
         lines    (n, channels, plane), the extents that it is staged as
@@ -72,6 +77,7 @@ class Staging:
         wanted: Wanted,
         unjoined: Convolution,
     ) -> None:
+        """Decide what is staged for the results of `wanted`, and take scratch memory for it."""
         self.unjoined, self.n_joined = unjoined, unjoined.group // conv.group
         self.conv, self.is_gradient = conv, wanted.is_gradient
         self.variant, self.width = variant, VEC_NBYTES // variant.dtype.itemsize
@@ -180,8 +186,8 @@ class Staging:
     def _array(self, name: str) -> np.void:
         """Return the struct StagedArray; a block has PANEL channels x PANEL positions of the plane.
 
-        padded: channels up to whole vectors. width: as `_loaded_together` says, -1 where channels
-        are contiguous already. blocks: 0 if the array is not staged.
+        padded: channels up to whole vectors. width: positions that a thread loads as one vector, 0:
+        of all channels; -1: channels are contiguous already. blocks: 0 if the array is not staged.
         """
         n, channels, plane = self.lines[name]
         spec, padded = self.arrays[name], self.variant.pad_channels(channels)
@@ -228,7 +234,7 @@ def neighbours(plane: int, width: int, spec: Spec | None) -> int:
 
 
 def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -> Plan:
-    """Plan the wanted results: launches that stage, multiply, and add up parts of dW and db.
+    """Plan the results of `wanted`: launches that stage, multiply, and add up parts of dW and db.
 
     Each array is staged once for all results. A gradient of a bias that tiles do not sum has
     launches of its own. tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
@@ -258,8 +264,9 @@ def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
 def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """Return True if blocks that compute W's gradient also sum Y, for the bias's gradient.
 
-    In TF32 they do where Y is read as it lies, not rounded before, and where tiles of the first
-    columns, which do it, are not so few that all others wait for them.
+    They do in 2-byte types, and in TF32 where Y is read as it lies, not rounded before, and where
+    tiles of the first columns, which do it, are not so few that all others wait for them. y: dY.
+    tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
     """
     if y.dtype.itemsize == BIAS_ITEMSIZE:
         return True
@@ -272,8 +279,8 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted, tf32: int) -> int:
     """Return the rows of a block's tile: 64 or 128 channels or filters.
 
-    Gradients of the weight have tiles of their own; where a gradient of the image is computed
-    beside them, its tiles have as many rows.
+    wanted: the results; where W's gradient is one, its tiles decide, and X's gradient beside it has
+    tiles of as many rows. tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
     """
     if wanted.sums:
         return weight_tiles(device, conv, dtype, tf32).rows
@@ -285,7 +292,8 @@ def _product(
 ) -> Launch:
     """Return the launch of conv__staged, with blocks for an image, for W's gradient, or for both.
 
-    Blocks with the longer sums come first, so that the short ones fill up the end.
+    staging: where tiles read the staged arrays. Blocks with the longer sums come first, so that the
+    short ones fill up the end.
     """
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
     no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
@@ -309,13 +317,17 @@ def _blank(struct: Struct) -> np.void:
 class _Image:
     """Blocks and arguments of conv__staged for a convolution or its data gradient.
 
-    residues   of positions by the strides (p % stride), with tiles of their own; 1 without
-    tiles      tiles of rows, of all groups
-    blocks     tiles x tiles of columns x residues
-    steps      about the stages of a block's sum
+    wanted     the call's arrays: the image `target` is computed from `source`, w and bias
+    variant    the compilation of the kernel, with the rows of a tile
+    residues   p % stride of a gradient's positions p, of which each has tiles of its own, as it
+               reads other taps; how many of all axes: 1 in a convolution, or if strides are 1
+    tiles      tiles of rows (channels), of all groups
+    blocks     tiles x tiles of columns (positions) x residues
+    steps      about the stages of a block's sum: (taps of a residue) x (channels read) / PANEL
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+        """Divide the image `wanted.target` of `conv` into the variant's tiles."""
         self.conv, self.wanted = conv, wanted
         columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns
         self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
@@ -325,7 +337,10 @@ class _Image:
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
 
     def args(self, staging: Staging) -> tuple[object, ...]:
-        """Return its arguments of conv__staged, from `read` on; the last is the layout."""
+        """Return its arguments of conv__staged, from the array it reads on; last the layout.
+
+        staging: where tiles read the arrays.
+        """
         product, wanted = self.product, self.wanted
         read = staging.at["y" if wanted.is_gradient else "x"]
         arrays = (read, staging.at["w"], wanted.bias, wanted.image)
@@ -333,7 +348,7 @@ class _Image:
         return (*arrays, product.column_tiles, self._staged_image(staging), layout)
 
     def _staged_image(self, staging: Staging) -> np.void:
-        """Return the struct StagedImage: how the image is written, and where W is.
+        """Return the struct StagedImage: how the image is written, and where W is (by `staging`).
 
         together: neighbouring columns, or rows (channels) if they are last, of one store.
         w_row, w_tap: 16-byte vectors from a row of W, and from a tap, to the next.
@@ -366,7 +381,8 @@ class _Sums:
     """Blocks and arguments of conv__staged for the gradients of W and a bias, and their total.
 
     Positions (n, o) are divided into `parts` of `span`; a block sums one part of one tile, in
-    `steps` stages. In scratch memory, or None where not wanted:
+    `steps` stages. conv is `unjoined` with small groups joined (`join_groups`); wanted: dw, db are
+    the results, x, y (dY) are read. In scratch memory, or None where not wanted:
 
         sums     [part][tile][row][column] for W
         y_sums   [part][filter] for the bias
@@ -381,6 +397,10 @@ class _Sums:
         scratch: ScratchMemory,
         unjoined: Convolution,
     ) -> None:
+        """Divide the sums into tiles and parts, and take scratch memory for those that are wanted.
+
+        variant: the compilation of the kernels, with the rows of a tile.
+        """
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.unjoined = unjoined
         self.columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns

@@ -101,8 +101,8 @@ def image_variant(
 ) -> Variant:
     """Return the variant of a convolution or its data gradient whose blocks take least time in all.
 
-    tf32: 1, products of float32 may be rounded to TF32, else 0 or 3. lines: the arrays are copied
-    by vectors as they lie, see `image_has_lines`.
+    is_gradient: of the data gradient. tf32: 1, products of float32 may be rounded to TF32, else 0
+    or 3. lines: the arrays are copied by vectors as they lie (1 x 1 kernels).
     """
     sides = Sides.of(conv, is_gradient)
     n_residues = math.prod(sides.residues)
@@ -124,8 +124,9 @@ def weight_variant(
 ) -> Variant:
     """Return the variant of W's gradient whose tiles of rows take least time.
 
-    The number of blocks does not matter: few tiles have long sums, which are divided into parts.
-    lines: X and Y are copied by vectors as they lie.
+    tf32: 1, products of float32 may be rounded to TF32, else 0 or 3. The number of blocks does not
+    matter: few tiles have long sums, which are divided into parts. lines: X and Y are copied by
+    vectors as they lie.
     """
     x = conv.group_channels * math.prod(conv.image)
     y = conv.group_filters * math.prod(conv.output)
@@ -142,13 +143,20 @@ def weight_variant(
 def image_has_lines(
     device: Device, conv: Convolution, read: Spec, written: Spec, tf32: int
 ) -> bool:
-    """Return True if conv__image_lines can be used: a 1 x 1 kernel, images that vectors divide."""
+    """Return True if conv__image_lines can be used: a 1 x 1 kernel, images that vectors divide.
+
+    read, written: the images. tf32: 1, float32 may be rounded to TF32, else 0 or 3.
+    """
     vectors = _multiplies_lines(device, written.dtype, tf32) and _has_vectors(read)
     return vectors and is_single(conv) and written.aligned
 
 
 def weight_kernel(device: Device, conv: Convolution, x: Spec, y: Spec, tf32: int) -> str:
-    """Return the name of W's gradient's kernel: it copies X and Y, Y, or neither by vectors."""
+    """Return the kernel of W's gradient: conv__weight_lines copies x and y (dY) by vectors.
+
+    conv__weight_y_lines copies y by vectors, conv__weight neither. tf32: 1, float32 may be rounded
+    to TF32, else 0 or 3.
+    """
     if not (_multiplies_lines(device, y.dtype, tf32) and _has_vectors(y)):
         return "conv__weight"
     if is_single(conv) and x.aligned:
@@ -193,8 +201,8 @@ def choices(device: Device, dtype: Dtype) -> list[int]:
 def _rows(device: Device, dtype: Dtype, tf32: int, *, lines: bool) -> list[int]:
     """Return the rows of tiles of kernels without staged arrays; lines: of conv__..._lines.
 
-    Products with many rows are mostly over staged arrays, so WIDE_ROWS is left out there; TF32 has
-    tiles of 64 rows alone.
+    tf32: 1, float32 may be rounded to TF32, else 0 or 3. Products with many rows are mostly over
+    staged arrays, so WIDE_ROWS is left out there; TF32 has tiles of 64 rows alone.
     """
     if rounds(device, dtype, tf32):
         return [2 * FEW_ROWS]
@@ -219,7 +227,10 @@ def small_variant(dtype: Dtype) -> Variant:
 
 
 def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: int = 0) -> Variant:
-    """Return the variant of conv__staged and conv__stage with `rows` rows of a tile."""
+    """Return the variant of conv__staged and conv__stage with `rows` rows of a tile.
+
+    tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
+    """
     tf32 = tf32 if dtype == FLOAT32 else 0
     return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
 
@@ -246,15 +257,16 @@ def direct_variant(dtype: Dtype) -> Variant:
 
 
 def rounds(device: Device, dtype: Dtype, tf32: int) -> bool:
-    """Return True if tensor cores multiply float32 rounded to TF32: allow_tf32, from 8.0 on."""
+    """Return True if tensor cores multiply float32 rounded to TF32: with tf32 = 1, from 8.0 on."""
     return tf32 == 1 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
 
 
 def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
-    """Return how many parts of the sum over positions, at most `most`, take least time.
+    """Return how many parts of the sum over `positions`, at most `most`, take least time.
 
-    The unit is the time of a tile's whole sum. Blocks take 1 / parts each, in waves of n_blocks;
-    adding up takes about tiles / positions for each part.
+    tiles: of the result, each of which is summed in as many parts. The unit is the time of a tile's
+    whole sum. Blocks take 1 / parts each, in waves of n_blocks; adding up takes about tiles /
+    positions for each part.
     """
     n_blocks = BLOCKS * device.multiprocessors
 

@@ -4,7 +4,7 @@
 Each is a matrix product with X unfolded (im2col): a row for every channel and tap (an element of
 the kernel), a column for every output. So many outputs at a time that X unfolded has about _PIECE
 elements: some images, and a box of their positions. Products are in float32, of float64 in float64;
-results are rounded once.
+results are rounded once. In all functions c is the convolution, with its shapes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def conv_grad(
     w: HostArray,
     **attributes: Unpack[Keywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv`."""
+    """Return dX, dW and dB from dy (N, M, ...), x (N, C, ...) and w (M, C / group, ...)."""
     convolution = Attributes.of("ConvGrad", attributes).convolution(x.shape, w.shape)
     return *_gradients(convolution, dy, x, w), _bias_gradient(dy)
 
@@ -88,7 +88,7 @@ def conv_transpose_grad(
     w: HostArray,
     **attributes: Unpack[TransposedKeywords],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dX, dW and dB from dy, x and w, which are shaped as for `conv_transpose`."""
+    """Return dX, dW and dB from dy (N, M, ...), x (N, C, ...) and w (C, M / group, ...)."""
     transposed = Attributes.of("ConvTransposeGrad", attributes)
     convolution = transposed.transposed_convolution(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)
@@ -97,7 +97,7 @@ def conv_transpose_grad(
 
 @quiet
 def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None) -> HostArray:
-    """Return Y = W times X unfolded, plus a bias for each filter or none."""
+    """Return Y = W times X unfolded (c: the convolution), plus a bias for each filter or none."""
     y = np.empty(c.y_shape, x.dtype)
     filters = _matrix(c, w)
     for images in _blocks(c):
@@ -115,7 +115,10 @@ def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None)
 def _data_gradient(
     c: Convolution, dy: HostArray, w: HostArray, bias: HostArray | None
 ) -> HostArray:
-    """Return dX = W transposed times dY, folded (col2im), plus a bias for each channel or none."""
+    """Return dX = W transposed times dY, folded (col2im), plus a bias for each channel or none.
+
+    c: the convolution whose data gradient it is.
+    """
     dx = np.empty(c.x_shape, dy.dtype)
     filters = np.ascontiguousarray(_matrix(c, w).swapaxes(1, 2))  # BLAS is slower if transposed
     for images in _blocks(c):
@@ -151,7 +154,10 @@ def _gradients(
 def _gradients_of_stride_1(
     c: Convolution, back: Convolution, dy: HostArray, x: HostArray, w: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Return (dX, dW) of a convolution `c` of stride 1; see _gradients for `back`."""
+    """Return (dX, dW) of a convolution `c` of stride 1, both from dY unfolded once.
+
+    back: the convolution that makes dX of dY, with dY as its X and reversed taps.
+    """
     dx, taps = np.empty(c.x_shape, dy.dtype), math.prod(c.kernel)
     # W with reversed taps, as back's filters (group, channel, filter * taps).
     by_tap = wide(w).reshape(c.group, c.group_filters, c.group_channels, taps)[..., ::-1]
@@ -170,7 +176,7 @@ def _gradients_of_stride_1(
 
 @quiet
 def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
-    """Return dW, summed in float64: X unfolded times dY transposed."""
+    """Return dW of convolution c, summed in float64: X unfolded times dY transposed."""
     total = np.zeros((c.group, math.prod(c.w_shape[1:]), c.group_filters), FLOAT64)
     for images in _blocks(c):
         source = wide(x[images])

@@ -216,9 +216,10 @@ def inputs(
     bias: bool = True,
     last: bool = False,
 ) -> tuple[Any, ...]:
-    """Return the inputs of an operator: (X, W, B), (X, W) without a bias, or (dY, X, W).
+    """Return the inputs of operator `name`: (X, W, B), (X, W) without a bias, or (dY, X, W).
 
-    last: as views of arrays whose channels are last in memory.
+    convolution: has the shapes; of a transposed operator X and dY change places. last: as views of
+    arrays whose channels are last in memory.
     """
     x, y = convolution.x_shape, convolution.y_shape
     if "Transpose" in name:

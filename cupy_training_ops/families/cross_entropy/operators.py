@@ -218,6 +218,7 @@ class SoftmaxCrossEntropyGrad(DenseOp):
     outputs = (Output("d_logits", "T", may_alias=("log_prob", "label"), shape="shape of log_prob"),)
 
     def infer(self, dy: Spec, log_prob: Spec, label: Spec) -> tuple[Spec, ...]:
+        """Return the spec of d_logits; refuse a label or dY that does not fit log_prob."""
         rows = self.checked_rows("log_prob", log_prob, label)
         self.check_slope(dy, rows)
         return (Spec(log_prob.shape, log_prob.dtype),)
@@ -243,7 +244,7 @@ class SparseOp(CrossEntropyOp):
         return inputs[0] if inputs else self.ignore_index
 
     def check_shapes(self, scores: Spec, labels: Spec, weights: Spec | None) -> tuple[Shape, Dtype]:
-        """Return (shape of the rows, type of the outputs); refuse shapes that do not fit."""
+        """Return (shape of the rows, type of the outputs); refuse inputs that do not fit."""
         declared, label, weight = self.inputs[self.n_before : self.n_before + 3]
         rank = len(scores.shape)
         if rank < (2 if self.axis == 1 else 1):
@@ -264,7 +265,7 @@ class SparseOp(CrossEntropyOp):
     def targets(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> Targets:
-        """Return what plans take: labels with weights; ignored: as for `ignored_label`."""
+        """Return labels with weights; ignored: (ignored label or None,) where it is an input."""
         n_classes, label = scores.shape[self.axis], self.ignored_label(*ignored)
         return Targets(labels, n_classes, weights, label, row_weights=self.axis != 1)
 
@@ -293,12 +294,14 @@ class LossOp(SparseOp):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *ignored: int | None
     ) -> tuple[Spec, ...]:
+        """Return the specs of output and log_prob; ignored: ignore_index where it is an input."""
         rows, t_out = self.check_shapes(scores, labels, weights)
         return self.loss(rows, t_out), Spec(scores.shape, t_out)
 
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
+        """Plan the call; others: ignore_index where it is an input, then output and log_prob."""
         *ignored, output, log_prob = others
         targets = self.targets(scores, labels, weights, *ignored)
         return cross_entropy.forward(self.rows(device, scores), scores, targets, output, log_prob)
@@ -326,7 +329,10 @@ class GradientOp(SparseOp):
     def plan(
         self, device: Device, dy: Spec, log_prob: Spec, label: Spec, weight: Spec | None, *rest: Any
     ) -> Plan:
-        """Plan d_logits; rest: (d_logits,), or (ignored label, bias, d_logits) if declared."""
+        """Plan d_logits from dy, the gradient of the loss, and log_prob, logarithms of softmax.
+
+        rest: (d_logits,), or (ignored label, bias, d_logits) where those inputs are declared.
+        """
         *optional_inputs, gradient = rest
         bias = optional_inputs[1] if optional_inputs else None
         targets = self.targets(log_prob, label, weight, *optional_inputs[:1])
@@ -527,6 +533,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the specs of output and d_scores; others: ignored label and loss_scale."""
         rows, t_out = self.check_shapes(scores, labels, weights)
         if self.label_smoothing:
             self.check_classes(scores)
@@ -535,7 +542,7 @@ class CrossEntropyLossAndGrad(SparseOp):
     def plan(
         self, device: Device, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> Plan:
-        """Plan the call; others: ignored label, loss_scale, then the outputs in their order."""
+        """Plan the call; others: ignored label, loss_scale, and the outputs, each or None."""
         ignored, scale, output, gradient, *measures = others
         targets = self.targets(scores, labels, weights, ignored)
         rows, factor = self.rows(device, scores), 1.0 if scale is None else scale
@@ -567,6 +574,7 @@ class MeasuredCrossEntropyLossAndGrad(CrossEntropyLossAndGrad):
     def infer(
         self, scores: Spec, labels: Spec, weights: Spec | None, *others: Any
     ) -> tuple[Spec, ...]:
+        """Return the specs of output, d_scores, z_loss and predicted."""
         loss, gradient = super().infer(scores, labels, weights, *others)
         self.check_classes(scores)
         return loss, gradient, loss, Spec(labels.shape, INT64)
@@ -655,7 +663,7 @@ class DenseCrossEntropyLossAndGrad(CrossEntropyOp):
         gradient: Spec | None,
         of_target: Spec | None,
     ) -> Plan:
-        """Plan the call: targets without labels, and probabilities in their place."""
+        """Plan the call; scale: loss_scale. gradient, of_target: d_scores, d_target, or None."""
         rows = replace(self.rows(device, scores), t_target=target.dtype)
         classes = Targets(None, scores.shape[1], weights)
         numbers = self.label_smoothing, self.lse_square_scale, self.softcap

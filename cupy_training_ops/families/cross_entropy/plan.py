@@ -70,7 +70,7 @@ class Targets:
     """Labels, one a row, and what they are weighted by; without labels weights of classes alone."""
 
     labels: Spec | None
-    n_classes: int
+    n_classes: int  # labels are from 0 to n_classes - 1
     weights: Spec | None = None  # of each class, or of each row
     ignore_index: int | None = None  # the label of rows that do not count
     row_weights: bool = False  # weights are of rows
@@ -100,6 +100,7 @@ class Targets:
         return self.labels, self.weights, rule
 
 
+# Kernel arguments in place of Targets.args where rows have no labels and weights.
 NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 
 
@@ -171,8 +172,8 @@ class Rows:
     def divisor(self, targets: Targets) -> tuple[plans.Launch | None, tuple[object, object]]:
         """Return (launch, (memory, number)): the divisor of losses as two kernel arguments.
 
-        It is in memory, as a WeightSum that the launch writes; or memory and launch are None, and
-        it is the number.
+        targets: labels and weights, whose sum it is for a weighted mean. It is in memory, as a
+        WeightSum that the launch writes; or memory and launch are None, and it is the number.
         """
         if not self.differ(targets):
             return None, (None, self.count())
@@ -199,8 +200,8 @@ class Rows:
     ) -> plans.Launch | None:
         """Return the launch of output = sum of rows' losses times weights, over the divisor.
 
-        losses: memory with them; None: there is no launch. are_weighted: they have been multiplied
-        by their targets' weights already.
+        losses: memory with them; None: there is no launch. targets: labels and weights; None: all
+        weigh 1. are_weighted: the losses have been multiplied by weights already.
         """
         if losses is None:
             return None
@@ -263,7 +264,10 @@ class Rows:
 def forward(
     rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Plan the loss (`output`) and log-probabilities of scores, against labels."""
+    """Plan the loss (`output`) and log-probabilities of scores, against labels (`targets`).
+
+    output, log_prob: None where not wanted.
+    """
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     most = ALONE_THREADS if log_prob is None and rows.lines.n_outer >= MANY_ROWS else MAX_THREADS
@@ -274,7 +278,10 @@ def forward(
 def backward(
     rows: Rows, dy: Spec, log_prob: Spec, targets: Targets, bias: Spec | None, gradient: Spec
 ) -> plans.Plan:
-    """Plan `gradient`, that of the scores, from dy, that of the loss; a bias is added to it."""
+    """Plan `gradient`, that of the scores, from dy, that of the loss; a bias is added to it.
+
+    log_prob: logarithms of softmax. targets: labels and weights. bias: None adds nothing.
+    """
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
     # A thread holds fewer log-probabilities in registers beside a bias of a wider type.
@@ -297,7 +304,8 @@ def both(
 
     Without labels in `targets`, against probabilities. The kernels with shares (the probability
     that is wanted of each class) also serve where smoothing goes with weights of classes. scale: in
-    an array, a number, or a number of each call.
+    an array, a number, or a number of each call. terms: smoothing, z-loss and softcap, and outputs
+    for z-loss and predicted classes.
     """
     divides, divisor = rows.divisor(targets)
     losses, squares = rows.losses(output), rows.losses(terms.z_loss)
@@ -337,7 +345,7 @@ def both(
 def dense_forward(
     rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
 ) -> plans.Plan:
-    """Plan the loss (`output`) and log-probabilities, where targets are distributions."""
+    """Plan the loss (`output`) and log_prob of scores against distributions, `target`."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
     launch = rows.lines_launch(DENSE_LOSS, args, (scores, target), (log_prob,))
@@ -347,6 +355,6 @@ def dense_forward(
 def dense_backward(
     rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec
 ) -> plans.Plan:
-    """Plan the scores' gradient from dy, that of the loss, where targets are distributions."""
+    """Plan the scores' gradient from dy, that of the loss against distributions, `target`."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
     return rows.plan(rows.lines_launch(DENSE_GRADIENT, args, (log_prob, target), (gradient,)))

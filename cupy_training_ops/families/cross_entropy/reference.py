@@ -3,6 +3,11 @@
 
 A row is the scores of all classes for one label. Elements of large arrays are computed in float32,
 of others in float64, and so are sums over rows. `check` says only what a call refuses.
+
+reduction: "mean" (by the sum of rows' weights), "sum", or "none", a loss for each row.
+ignore_index: the label of rows that do not count, None: there is none. output_type: the dtype of
+the loss (None: of the scores). label_smoothing, lse_square_scale, softcap: see
+CrossEntropyLossAndGrad.
 """
 
 from __future__ import annotations
@@ -88,7 +93,10 @@ def sparse_softmax_cross_entropy(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities); classes come last in logits, weight is of rows."""
+    """Return (loss, log-probabilities); classes come last in logits.
+
+    label: the class of each row. weight: of each row, None: 1. reduction: of the losses.
+    """
     rows = _Rows(label, logits.shape[-1], None, weight)
     return rows.forward(logits, -1, reduction, logits.dtype)
 
@@ -103,7 +111,10 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
-    """Return the gradient of logits from dy, that of the loss; classes come last."""
+    """Return the gradient of logits from dy, that of the loss; classes come last.
+
+    label: the class of each row. weight: of each row, None: 1. reduction: the loss's.
+    """
     rows = _Rows(label, log_prob.shape[-1], None, weight)
     return rows.gradient(dy, log_prob, -1, reduction, None, log_prob.dtype)
 
@@ -117,7 +128,10 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,)."""
+    """Return (loss, log-probabilities) of scores (N, C, ...); labels (N, ...), weights (C,).
+
+    reduction: of the rows' losses. ignore_index: the label of rows that do not count, or None.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, scores.dtype)
 
@@ -132,7 +146,10 @@ def softmax_cross_entropy_loss_internal(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> _Pair:
-    """Return (loss, log-probabilities), both of output_type; else softmax_cross_entropy_loss."""
+    """Return (loss, log-probabilities) of scores (N, C, ...), both of output_type.
+
+    labels: (N, ...), classes or ignore_index. weights: (C,). reduction: of the losses.
+    """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, output_type or scores.dtype)
 
@@ -147,7 +164,10 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None,
     check: bool,
 ) -> HostArray:
-    """Return the scores' gradient from dy, that of the loss; log_prob: (N, C, ...)."""
+    """Return the scores' gradient from dy, that of the loss with this reduction.
+
+    log_prob: (N, C, ...). label: (N, ...), the class of each row, or ignore_index. weight: (C,).
+    """
     return softmax_cross_entropy_loss_internal_grad(
         dy,
         log_prob,
@@ -173,7 +193,11 @@ def softmax_cross_entropy_loss_internal_grad(
     output_type: Dtype | None,
     check: bool,  # noqa: ARG001
 ) -> HostArray:
-    """Return the scores' gradient from dy, plus a bias (N, C, ...), in output_type."""
+    """Return the scores' gradient from dy, that of the loss, plus a bias, in output_type.
+
+    log_prob, bias: (N, C, ...). label: (N, ...), classes or ignore_index. weight: (C,). reduction:
+    of the loss, "mean", "sum" or "none".
+    """
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     return rows.gradient(dy, log_prob, 1, reduction, bias, output_type or log_prob.dtype)
 
@@ -224,10 +248,12 @@ def measured_cross_entropy_loss_and_grad(
     lse_square_scale: float,
     softcap: float,
 ) -> tuple[HostArray, ...]:
-    """Return the outputs of cross_entropy_loss_and_grad, and z_loss and predicted classes.
+    """Return loss and gradient of the scores (N, C, ...), and z_loss and predicted classes.
 
-    z_loss: the part of the loss that lse_square_scale adds. predicted: the first class with the
-    largest score, -1 in ignored rows and where softmax is NaN.
+    labels: (N, ...), classes or ignore_index. weights: of the C classes. The gradient is that of
+    loss_scale times the loss; output_type is the loss's. z_loss: the part of the loss that
+    lse_square_scale adds. predicted: the first class with the largest score, -1 in ignored rows and
+    where softmax is NaN.
     """
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     slope = np.full(labels.shape if reduction == "none" else (), number(loss_scale))
@@ -252,8 +278,8 @@ def dense_cross_entropy_loss_and_grad(
 ) -> tuple[HostArray, ...]:
     """Return the loss of scores (N, C, ...) against probabilities, their gradient and target's.
 
-    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). shares: the smoothed
-    target times weights of classes; each: these weights as (1, C, 1).
+    target: (N, C, ...). weights: of the C classes. row_weights: (N, ...). loss_scale: factor of
+    both gradients. shares: the smoothed target times weights of classes; each: these as (1, C, 1).
     """
     flat, n_classes = _flat(scores), max(scores.shape[1], 1)
     each = np.ones((1, 1, 1)) if weights is None else _wide(weights).reshape(1, -1, 1)
@@ -289,6 +315,7 @@ class _CappedLines:
     """
 
     def __init__(self, scores: HostArray, softcap: float) -> None:
+        """Cap the scores at softcap (0: no cap), and take their softmax's logarithm."""
         self.scores, self.cap_slope = scores, np.ones(())
         if softcap:
             is_masked = np.isneginf(scores)
@@ -302,8 +329,9 @@ class _CappedLines:
     def against(self, shares: HostArray, square: Any) -> tuple[HostArray, HostArray, HostArray]:
         """Return losses -sum(shares log_prob), square lse^2, and the gradient of their sum.
 
-        shares: the probability that is wanted of each class, (N, C, M). The former two are
-        (N, 1, M), the gradient, by the uncapped scores, (N, C, M).
+        shares: the probability that is wanted of each class, (N, C, M). square: lse_square_scale,
+        one number or (N, 1, M). The former two are (N, 1, M), the gradient, by the uncapped scores,
+        (N, C, M).
         """
         losses = -np.where(shares == 0, 0, shares * self.log_prob).sum(1, keepdims=True)
         squares = np.where(square == 0, 0, square * self.lse**2)
@@ -336,6 +364,7 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,  # of rows
     ) -> None:
+        """Sort labels into classes 0 to n_classes - 1, ignore_index, and those out of range."""
         ignored = np.zeros_like(labels, bool) if ignore_index is None else labels == ignore_index
         self.outside = ~ignored & ((labels < 0) | (labels >= n_classes))
         self.known = ~ignored & ~self.outside
@@ -352,7 +381,10 @@ class _Rows:
         ignore_index: int | None,
         weights: HostArray | None,
     ) -> _Rows:
-        """Make the rows with a weight for each class, in place of one for each row."""
+        """Make the rows with `weights` of classes, in place of one for each row.
+
+        n_classes: labels are from 0 to n_classes - 1, or ignore_index, which does not count.
+        """
         rows = cls(labels, n_classes, ignore_index, None)
         if weights is not None and weights.size:
             rows.weights = np.where(rows.known, _wide(weights)[rows.classes], rows.weights)
@@ -360,7 +392,10 @@ class _Rows:
 
     @quiet
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
-        """Return loss and log-probabilities, in dtype `out`; axis: of the classes, 1 or -1."""
+        """Return loss and log-probabilities, in dtype `out`; axis: of the classes, 1 or -1.
+
+        reduction: "mean", "sum" or "none".
+        """
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
         log_prob, own = np.empty(scores.shape, out), []
         lines = self._lines(axis, scores, log_prob)
@@ -380,7 +415,10 @@ class _Rows:
         bias: HostArray | None,
         out: Dtype,
     ) -> HostArray:
-        """Return the scores' gradient from dy, that of the loss, plus a bias, in dtype `out`."""
+        """Return the scores' gradient from dy, that of the loss, plus a bias, in dtype `out`.
+
+        axis: of the classes in log_prob, 1 or -1. reduction: the loss's.
+        """
         kind = FLOAT64 if out == FLOAT64 else working_type(log_prob)
         gradient = np.empty(log_prob.shape, out)
         lines = self._lines(axis, log_prob, gradient, *([] if bias is None else [bias]))
@@ -399,7 +437,10 @@ class _Rows:
     def loss_and_gradient(
         self, dy: HostArray, scores: HostArray, axis: int, reduction: str, out: Dtype
     ) -> _Pair:
-        """Return the loss in dtype `out` and the scores' gradient, from one softmax."""
+        """Return the loss in dtype `out` and the scores' gradient, from one softmax.
+
+        dy: the gradient of the loss. axis: of the classes, 1 or -1. reduction: of the loss.
+        """
         gradient, own = np.empty(scores.shape, scores.dtype), []
         scale = self._scale(dy, reduction)
         kind = FLOAT64 if out == FLOAT64 else working_type(scores)
@@ -428,8 +469,9 @@ class _Rows:
     ) -> tuple[HostArray, ...]:
         """Return loss, gradient, z-loss and predicted classes, computed in float64.
 
-        class_weights: where labels are smoothed with weights of classes, these are multiplied to
-        the shares of classes, and rows then have weight 1.
+        dy: the gradient of the loss. scores: (N, C, ...). class_weights: where labels are smoothed
+        with weights of classes, these are multiplied to the shares of classes, and rows then have
+        weight 1. out: dtype of loss and z-loss. The last three: attributes of the operator.
         """
         line, n_classes = _CappedLines(_flat(scores), softcap), max(scores.shape[1], 1)
         shares = np.full(line.scores.shape, label_smoothing / n_classes)
@@ -474,7 +516,11 @@ class _Rows:
     def _reduced(
         self, losses: HostArray, reduction: str, out: Dtype, of_row: HostArray
     ) -> HostArray:
-        """Return losses of rows times `of_row` (0: 0, whatever the loss), reduced, in `out`."""
+        """Return losses of rows times their weights, reduced, in dtype `out`.
+
+        of_row: the weights; with 0 a loss is 0, whatever it was. reduction: "mean", "sum" or
+        "none".
+        """
         losses = np.where(of_row == 0, 0, of_row * losses)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduce(losses, self.weights, reduction), out)
@@ -482,7 +528,8 @@ class _Rows:
     def _scale(self, dy: HostArray, reduction: str, of_row: HostArray | None = None) -> HostArray:
         """Return dy of_row / divisor of the rows, flat, or one number if all are the same.
 
-        of_row: the rows' weights by default. Sets `special` where some are to be 0 or NaN.
+        dy: the loss's gradient. of_row: the rows' weights by default. The divisor is their sum for
+        the "mean", else 1. Sets `special` where some are to be 0 or NaN.
         """
         of_row = self.weights if of_row is None else of_row
         divisor = self.weights.sum() if reduction == "mean" else 1.0

@@ -45,6 +45,7 @@ TYPES = (
 )
 
 
+# Attributes of losses with other terms than the cross-entropy.
 TERMS: tuple[dict[str, float], ...] = (
     {"label_smoothing": 0.1},
     {"label_smoothing": 1.0},
@@ -97,9 +98,9 @@ class Call:
     t_out: Any = None  # output_type
     label: Any = INT64  # type of the labels
     reduction: str = "mean"
-    weighted: bool = False
+    weighted: bool = False  # weights are passed, and a loss_scale where there is one
     ignore: int | None = None  # ignore_index
-    bias: bool = False
+    bias: bool = False  # where the form has one, it is passed
     special: bool = False  # labels out of range, and inf and NaN among the scores
     terms: tuple[tuple[str, float], ...] = ()  # attributes that have other terms in the loss
     t_target: Any = None  # of probabilities beside their gradients
@@ -199,13 +200,17 @@ class Call:
         return weights.astype(self.t_out if use_out else self.t)
 
     def _distribution(self, rng: Generator, dtype: Any = None) -> Any:
-        """Return distributions of the shape of the scores: rows that sum to 1, with some zeros."""
+        """Return distributions of the shape of the scores: rows that sum to 1, with some zeros.
+
+        dtype: None: that of the scores.
+        """
         target = rng.uniform(0, 1, self.scores_shape) * (rng.random(self.scores_shape) < 0.5)
         total = target.sum(-1 if self.form.classes_last else 1, keepdims=True)
         return (target / np.where(total == 0, 1, total)).astype(dtype or self.t)
 
 
 def _sample(label: str, call: Call, offset: int = 0) -> Sample:
+    """Return the sample of a call; offset: elements that its arrays start off alignment."""
     types = [call.t, *([call.t_out] if call.t_out is not None else [])]
     words = [dtype_name(t) for t in types] + [label]
     return Sample(call.form.name, "-".join(words), call.make, call.attributes, offset)
@@ -251,7 +256,10 @@ def _typed_samples(form: Form) -> Iterator[Sample]:
 
 
 def _regularized_samples(form: Form) -> Iterator[Sample]:
-    """Yield samples with smoothed labels, z-loss and capped scores, alone and together."""
+    """Yield samples of a form with smoothed labels, z-loss and capped scores, alone and together.
+
+    form: an operator, and which of the optional inputs and attributes it has.
+    """
     for i, terms in enumerate(TERMS):
         for j, (label, shape, ignore, offset) in enumerate(CALLS):
             if (i + j) % 3:
@@ -267,7 +275,10 @@ def _regularized_samples(form: Form) -> Iterator[Sample]:
 
 
 def _probability_samples(form: Form) -> Iterator[Sample]:
-    """Yield samples with probabilities of either type, smoothed, with a z-loss and caps."""
+    """Yield samples of `form`, the operator that takes probabilities for targets.
+
+    Types of scores, targets and outputs, then smoothing, a z-loss and caps.
+    """
     types = (
         *((t, t, t) for t in FLOATS),
         *((t, t, FLOAT32) for t in (FLOAT16, BFLOAT16)),

@@ -126,7 +126,10 @@ class _Biased(_Elementwise):
     """Base of dropout(data + bias) + residual."""
 
     def infer(self, data: Spec, *others: Any) -> tuple[Spec, ...]:
-        """Check the shapes of bias and residual; return the specs of output and mask."""
+        """Check the shapes of bias and residual; return the specs of output and mask.
+
+        others: bias, residual or None, then ratio, training_mode and state.
+        """
         bias, residual = others[:2]
         if bias.shape not in (data.shape, data.shape[-1:]):
             expected = f"shape {data.shape[-1:]} or {data.shape}, data's last extent or its shape"
@@ -137,7 +140,10 @@ class _Biased(_Elementwise):
         return super().infer(data)
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
-        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it."""
+        """Plan the launch; the kernel takes the bias's size too, by which rows repeat it.
+
+        specs: bias, residual or None, ratio, training_mode, state, then output and mask.
+        """
         bias, residual = specs[:2]
         *_, state, output, mask = specs
         arrays = (data, bias, residual, output, mask)
@@ -211,7 +217,10 @@ class BiasSoftmaxDropout(Drawing):
     ratio_at = -2
 
     def infer(self, data: Spec, bias: Spec, *others: object) -> tuple[Spec, ...]:
-        """Check axis and bias; return the specs of dropout_output, mask and softmax_output."""
+        """Check axis and bias; return the specs of dropout_output, mask and softmax_output.
+
+        others: ratio and state, whose values do not matter here.
+        """
         axis = from_front(self.name, self.axis, len(data.shape))
         if not _fits(bias.shape, data.shape, axis, self.is_inner_broadcast):
             which = "last" if self.is_inner_broadcast else "first"
@@ -221,7 +230,10 @@ class BiasSoftmaxDropout(Drawing):
         return same, Spec(data.shape, BOOL), same
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
-        """Plan one launch over rows: softmax of data + bias, then dropout of each element."""
+        """Plan one launch over rows: softmax of data + bias, then dropout of each element.
+
+        specs: ratio, state, then the three outputs, None where not wanted.
+        """
         _, state, *outputs = specs
         launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
@@ -277,7 +289,7 @@ class _Gradient(WithRatio):
     bitwise_exact = True
 
     def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
-        """Return the spec of dx; refuse a mask of the wrong size."""
+        """Return the spec of dx; refuse a mask of the wrong size; others: ratio, training_mode."""
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")
@@ -288,7 +300,10 @@ class _Gradient(WithRatio):
         return dy.size, "elements, as many as dy has"
 
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
-        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all."""
+        """Plan one launch of `kernel` on dy, mask and dx, with scale and keeps_all.
+
+        specs: ratio, training_mode, then dx.
+        """
         launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
         return Plan((launches.elementwise(self.kernel, arrays, *options),))
@@ -365,7 +380,10 @@ class SoftmaxDropoutGrad(WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
-        """Plan one launch over rows: dropout backwards, then softmax backwards."""
+        """Plan one launch over rows: dropout backwards, then softmax backwards.
+
+        y: softmax_y. specs: ratio, then dx.
+        """
         dx = specs[-1]
         launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(

@@ -65,13 +65,17 @@ class Launches:
         return self._of_ratio(lambda ratio: ratio == 0)
 
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Plan a launch of `symbol`: a thread has NBYTES bytes of arrays[0]."""
+        """Plan a launch of the kernel `symbol`: a thread has NBYTES bytes of arrays[0].
+
+        arrays, then options, its scalars, are the kernel's arguments.
+        """
         return replace(streaming_launch(symbol, arrays, options), slots=self._slots)
 
     def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """Plan a launch as `elementwise`, but with MOST_TILES tiles a block for 16-bit elements.
+        """Plan a launch of the kernel `symbol`, with up to MOST_TILES tiles for each block.
 
-        A tile is what a block takes there. The kernel gets tiles a block before the options.
+        A tile is what a block takes in `elementwise`; 4-byte elements and wider have one. The
+        kernel's arguments are arrays, the number of tiles of a block, and options, its scalars.
         """
         launch = self.elementwise(symbol, arrays)
         (n_tiles,) = launch.config.grid
@@ -128,7 +132,10 @@ class Launches:
 
 
 def part(value: object) -> float:
-    """A number from 0 on, below 1, also in an array or a sequence of one element."""
+    """A number from 0 on, below 1, also in an array or a sequence of one element.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     number = real(single(value))
     if not 0 <= number < 1:
         raise ArgumentError(f"expected a number from 0 on, below 1, got {shown(number)}")
@@ -136,7 +143,10 @@ def part(value: object) -> float:
 
 
 def seed(value: object) -> int:
-    """An integer of 64 bits, signed or not."""
+    """An integer of 64 bits, signed or not.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     whole = integer(value)
     if not -(2**63) <= whole < 2**64:
         raise ArgumentError(f"expected an integer of 64 bits, got {shown(whole)}")
@@ -144,7 +154,10 @@ def seed(value: object) -> int:
 
 
 def two_integers(value: object) -> tuple[int, int]:
-    """Two integers."""
+    """Two integers.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ArgumentError(f"expected two integers, got {shown(value)}")
     return integer(value[0]), integer(value[1])
@@ -226,7 +239,7 @@ class Drawing(WithRatio):
     """
 
     seed = SEED
-    _key: int
+    _key: int  # the seed, 0 to 2^64 - 1; without one, random
     _first: tuple[int, int]  # (key, 0): state of calls that draw nothing, or always the same
     _offsets: Iterator[int] | None  # of the next calls; None of a function with a seed
 

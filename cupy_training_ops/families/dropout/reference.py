@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, its gradients, and both with softmax in NumPy. Formulas: `operators.py`."""
+"""Dropout, its gradients, and both with softmax in NumPy. Formulas: `operators.py`.
+
+ratio: the share of elements that become 0; None: 0.5. training_mode: False keeps all; None is False
+in the forward, True in gradients. state: seed and offset of the random numbers; without it, the
+attribute seed (None: 0) and offset 0.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,11 @@ def dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """Return mask * data / (1 - ratio), and the mask of bools."""
+    """Return mask * data / (1 - ratio), and the mask of bools.
+
+    ratio: the share that becomes 0, None: 0.5. training_mode: False or None keeps all. state:
+    (seed, offset) of the random numbers, None: (seed, 0).
+    """
     values, mask = _drop(data, wide(data), _ratio(ratio, bool(training_mode)), state, seed)
     return _rounded(values, data.dtype), mask
 
@@ -62,7 +71,12 @@ def bias_dropout(
     *,
     seed: int | None,
 ) -> _Pair:
-    """Return dropout(data + bias) + residual, and the mask of bools."""
+    """Return dropout(data + bias) + residual, and the mask of bools.
+
+    bias: shape of data or of its last axis. ratio: the share that becomes 0, None: 0.5.
+    training_mode: False or None keeps all. state: (seed, offset) of the random numbers, None:
+    (seed, 0).
+    """
     total, applied = wide(data) + wide(bias), _ratio(ratio, bool(training_mode))
     values, mask = _drop(data, total, applied, state, seed)
     return _rounded(values if residual is None else values + wide(residual), data.dtype), mask
@@ -82,7 +96,11 @@ def bias_softmax_dropout(
     is_inner_broadcast: bool,  # noqa: ARG001 - says which shapes a bias may have
     seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on."""
+    """Return dropout(p), its mask, and p = softmax(data + bias) over dimensions from `axis` on.
+
+    bias broadcasts to data. ratio: the share that becomes 0, None: 0.5. state: (seed, offset) of
+    the random numbers, None: (seed, 0).
+    """
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
@@ -98,7 +116,10 @@ def dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """Return mask * dy / (1 - ratio), where the mask may have any shape of as many elements."""
+    """Return mask * dy / (1 - ratio), where the mask may have any shape of as many elements.
+
+    ratio: None: 0.5. training_mode: False returns dy.
+    """
     applied = _ratio(ratio, training_mode is not False)
     return _rounded(_through(wide(dy), mask.reshape(dy.shape), applied, dy), dy.dtype)
 
@@ -109,7 +130,10 @@ def bitmask_dropout_grad(
     ratio: float | None = None,
     training_mode: bool | None = None,
 ) -> HostArray:
-    """Return dropout_grad; bit i % 32 of the mask's word i / 32 stands for element i."""
+    """Return dropout_grad with a mask of uint32: bit i % 32 of word i // 32 is element i's.
+
+    ratio: None: 0.5. training_mode: False returns dy.
+    """
     bits = np.unpackbits(mask.ravel().view(np.uint8), bitorder="little", count=dy.size)
     return dropout_grad(dy, bits.view(np.bool_), ratio, training_mode)
 
@@ -118,7 +142,10 @@ def bitmask_dropout_grad(
 def softmax_dropout_grad(
     dy: HostArray, mask: HostArray, softmax_y: HostArray, ratio: float | None = None, *, axis: int
 ) -> HostArray:
-    """Return the gradient of p -> dropout(p), p = softmax(x) = softmax_y, by x."""
+    """Return the gradient of p -> dropout(p), p = softmax(x) = softmax_y, by x.
+
+    mask: bools, True where kept. ratio: None: 0.5. axis: rows are the dimensions from it on.
+    """
     g = _through(dy.astype(FLOAT64), mask, _ratio(ratio, True), dy)
     return cast(softmax.softmax_grad(g, softmax_y, axis=axis), dy.dtype)
 
@@ -137,6 +164,7 @@ def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: i
     """Draw a mask; return total / (1 - ratio) where it is True, else 0; and the mask.
 
     data: the operator's input, whose shape the mask has and whose dtype decides the rounding.
+    state, seed: of the random numbers.
     """
     mask = _draw(data, ratio, state, seed)
     return _through(total, mask, ratio, data), mask
@@ -145,7 +173,8 @@ def _drop(data: HostArray, total: HostArray, ratio: float, state: State, seed: i
 def _draw(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:
     """Draw the mask of x's shape, True where kept; add 1 to the offset of a state in an array.
 
-    At ratio 0 all are kept, and the state stays as it is.
+    state: (seed, offset), or None for (seed, 0). At ratio 0 all are kept, and the state stays as it
+    is.
     """
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:

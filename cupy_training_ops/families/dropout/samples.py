@@ -22,9 +22,10 @@ NEAR_1 = 1 - 2.0**-24
 
 @dataclass(frozen=True)
 class Call:
-    """An element-wise call. `offset`: elements that arrays begin off alignment.
+    """An element-wise call, with data of `shape`, a ratio (None: left out) and training_mode.
 
-    `row`: the bias has one row of data's. `moving`: the state is an array.
+    `offset`: elements that arrays begin off alignment. `row`: the bias has one row of data's.
+    `moving`: the state is an array. `seed`: of the state.
     """
 
     label: str
@@ -55,7 +56,8 @@ CALLS = (
 class Rows:
     """A call over rows: shapes of data and bias, and the `axis` that rows begin at.
 
-    `inner`: is_inner_broadcast. Others as in Call.
+    `inner`: is_inner_broadcast. `offset`: elements that arrays begin off alignment. `moving`: the
+    state is an array.
     """
 
     label: str
@@ -101,7 +103,10 @@ def values(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Return the inputs of the element-wise operator `name`; a gradient's with a drawn mask."""
+    """Return inputs of the element-wise operator `name`, with call's shape, ratio and state.
+
+    A gradient gets a mask that its forward draws with ratio 0.4.
+    """
     x = values(rng, call.shape, dtype)
     if name.endswith("Grad"):
         forward = cpu.bitmask_dropout if name.startswith("Bit") else cpu.dropout
@@ -115,7 +120,10 @@ def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]
 
 
 def of_rows(rng: Generator, name: str, call: Rows, dtype: Any) -> tuple[Any, ...]:
-    """Return the inputs of the operator `name` over rows; a gradient's with a forward's outputs."""
+    """Return the inputs of the operator `name` over rows, with shapes and ratio of `call`.
+
+    A gradient gets the outputs of its forward, with ratio 0.4.
+    """
     x = rng.standard_normal(call.shape).astype(dtype)
     bias = rng.standard_normal(call.bias).astype(dtype)
     if name == "BiasSoftmaxDropout":

@@ -39,12 +39,18 @@ OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
 
 
 def number(value: object) -> float:
-    """A real number, also in an array or a sequence of one element."""
+    """A real number, also in an array or a sequence of one element.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     return value if type(value) is float else real(single(value))
 
 
 def limit(value: object) -> int:
-    """An integer within the range of float64."""
+    """An integer within the range of float64.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     whole = integer(value)
     real(whole)
     return whole
@@ -88,7 +94,10 @@ class ScaleInPlace(ElementwiseOp):
     tiles: ClassVar[Tiles] = None
 
     def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
-        """Return the spec of output, that of input; refuse a factor of several elements."""
+        """Return the spec of output, that of input; refuse a factor of several elements.
+
+        inputs: the specs of input and factor.
+        """
         x, factor = inputs
         if factor.size != 1:
             refuse(self.name, "factor", "one element", f"shape {factor.shape}")
@@ -159,7 +168,7 @@ class ScaledSum(ElementwiseOp):
         return super().infer(*inputs)
 
     def options(self, *inputs: object) -> tuple[Number, ...]:
-        """Return the three scales; of an absent input_2 -0.0."""
+        """Return the three scales; of an absent input_2, the third of `inputs`, -0.0."""
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2
@@ -198,7 +207,10 @@ class FakeQuant(ElementwiseOp):
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
     def check_numbers(self, *inputs: Any) -> None:
-        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded."""
+        """Refuse a scale that is 0, subnormal, infinite or NaN once it is rounded.
+
+        inputs: the spec of input, then the numbers scale and zero_point.
+        """
         scale = round_number(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:
@@ -262,7 +274,7 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
-        """Check that A and B broadcast to dY's shape; return the specs of dA and dB.
+        """Check that a (A) and b (B) broadcast to dY's shape; return the specs of dA and dB.
 
         More than MAX_DIMENSIONS dimensions may do, if neighbours broadcast alike and are merged.
         """

@@ -37,7 +37,7 @@ SECTOR = 8  # floats that are read at once: fewer columns a block, and so more b
 
 
 class Dimension(NamedTuple):
-    """A dimension of the result, and which operands have it; one that lacks it is repeated."""
+    """A dimension of the result: its extent, and if A and B have it; else they are repeated."""
 
     extent: int
     in_a: bool
@@ -55,7 +55,8 @@ def broadcast(a: Shape, b: Shape) -> Shape | None:
 def dimensions(a: Shape, b: Shape) -> list[Dimension]:
     """Return the dimensions of the result, outermost first: no extent 1, neighbours alike merged.
 
-    (4, 5, 1, 3) and (6, 3): [(20, in A alone), (6, in B alone), (3, in both)].
+    a, b: shapes of A and B. (4, 5, 1, 3) and (6, 3): [(20, in A alone), (6, in B alone), (3, in
+    both)].
     """
     extents = reversed(list(zip_longest(reversed(a), reversed(b), fillvalue=1)))
     rows = [(p if q == 1 else q, p != 1, q != 1) for p, q in extents if (p, q) != (1, 1)]
@@ -68,8 +69,9 @@ def dimensions(a: Shape, b: Shape) -> list[Dimension]:
 def outer_middle_inner(dims: Sequence[Dimension], part: str) -> tuple[int, int, int] | None:
     """Return the result's extents as (outer, middle, inner), of which `part` has the middle alone.
 
-    A (30, 264) and B (30, 1): part "B" gives (1, 30, 264). None if the other operand does not have
-    all dimensions, or the part's do not lie side by side.
+    dims: of the result. part: the operand "A" or "B". A (30, 264) and B (30, 1): part "B" gives (1,
+    30, 264). None if the other operand does not have all dimensions, or the part's do not lie side
+    by side.
     """
     if not all(d.in_a if part == "B" else d.in_b for d in dims):
         return None
@@ -152,7 +154,8 @@ def _part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
 def _general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
     """Plan a launch for each gradient, and one that adds up its partial sums, if there are any.
 
-    Both gradients have their partial sums in the same place, one after the other.
+    dims: of the result, outermost first. Both gradients have their partial sums in the same place,
+    one after the other.
     """
     wanted = ((arrays.da, True), (arrays.db, False))
     plans = [_gradient(dims, arrays, d, of_a) for d, of_a in wanted if d is not None and d.size]
@@ -183,11 +186,11 @@ def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> 
 
 
 def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> Plan:
-    """Plan gradients where dY is (outer, middle, inner) and the part has `middle`.
+    """Plan gradients for dY's extents `form` (outer, middle, inner); `part` has the middle alone.
 
-    For each of its elements, `chunks` groups of `lanes` threads add up outer_each times inner_each
-    elements, one partial sum each; with one chunk the group writes the gradient. width: elements of
-    a packet.
+    For each of that operand's elements, `chunks` groups of `lanes` threads add up outer_each times
+    inner_each elements, one partial sum each; with one chunk the group writes the gradient. width:
+    elements of a packet.
     """
     (outer, middle, inner), t, d_part = form, arrays.t, arrays.d_part(part)
     packets = ceil_div(inner, width)
@@ -260,7 +263,10 @@ def _dimensions(dims: Sequence[Dimension], has: Sequence[bool]) -> np.void:
 def _finish(
     partials: Scratch | None, total: Spec | None, rows: int, columns: int, t: Dtype
 ) -> list[Launch]:
-    """Plan the sum of `rows` rows of `columns` partial sums to `total`; [] without partials."""
+    """Plan the sum of `rows` rows of `columns` partial sums to `total`; [] without partials.
+
+    t: the dtype of the gradient `total`.
+    """
     if partials is None:
         return []
     least = min(SECTOR, _power_of_2(columns))

@@ -68,7 +68,10 @@ def _array_inputs(name: str) -> list[Input]:
 
 
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Return inputs as _arrays: row i of array i is SPECIALS, all other rows are random."""
+    """Return the inputs of operator `name`: n arrays of n rows, then HOSTS[name].
+
+    Row i of array i is SPECIALS, all other rows are random.
+    """
     n_arrays = len(_array_inputs(name))
     values = _arrays(rng, name, (n_arrays, SPECIALS.size), dtype)
     with np.errstate(over="ignore"):

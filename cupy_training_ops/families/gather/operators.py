@@ -47,7 +47,8 @@ CHECK = attribute(
 class _GatherGradient(Op):
     """Base of gradients that add slices of dY to the rows of dX that the indices name.
 
-    A batch has K slices and G rows, W elements each.
+    A batch has K slices and G rows, W elements each. A Scatter has the arrays and sizes of a call,
+    and collects its launches.
     """
 
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
@@ -63,7 +64,10 @@ class _GatherGradient(Op):
             refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
 
     def choose_plan(self, scatter: Scatter) -> Plan:
-        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics."""
+        """Plan zeros if there are no slices, one launch for few; else a sort, or atomics.
+
+        scatter: the call's arrays and sizes, which collects the launches.
+        """
         if scatter.sizes.K == 0:
             scatter.zero(scatter.dx, scatter.dx.dtype)
             return scatter.plan()
@@ -144,7 +148,7 @@ class GatherNDGrad(_GatherGradient):
     check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
-        """Check batch_dims and the shapes of indices and update; return the spec of output."""
+        """Check batch_dims and the shapes of indices and update (dY); return the spec of output."""
         b, rank = self.batch_dims, len(indices.shape)
         if not 0 <= b < max(len(shape), 1):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
@@ -164,7 +168,10 @@ class GatherNDGrad(_GatherGradient):
     def plan(
         self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
     ) -> Plan:
-        """Plan with all batches as one, whose rows are named by batch and k indices."""
+        """Plan with all batches as one, whose rows are named by batch and k indices.
+
+        update: the gradient of GatherND's output, dY.
+        """
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
@@ -175,7 +182,10 @@ class GatherNDGrad(_GatherGradient):
         return self.choose_plan(Scatter(self, device, sizes, indices, update, output, target))
 
     def check_values(self, *inputs: Any) -> None:
-        """Refuse numbers of index tuples that are out of range for their dimension."""
+        """Refuse numbers of index tuples that are out of range for their dimension.
+
+        inputs: the shape of X, the array of indices, and the update.
+        """
         shape, indices, _ = inputs
         for j in range(indices.shape[-1]):
             extent = shape[self.batch_dims + j]
@@ -242,9 +252,9 @@ class GatherElementsGrad(_GatherGradient):
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Plan atomic additions of dY's elements, in the order of dY.
 
-        columns: extent of the indices' last coalesced dimension, whose elements lie `stride` apart
-        in dX (0 on the axis). Unless they are few or on the axis, a block takes STRIP_COLUMNS of
-        them in several rows.
+        scatter: the call, to which launches are added. columns: extent of the indices' last
+        coalesced dimension, whose elements lie `stride` apart in dX (0 on the axis). Unless they
+        are few or on the axis, a block takes STRIP_COLUMNS of them in several rows.
         """
         n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
@@ -282,8 +292,9 @@ def columns_of(
 ) -> Columns | None:
     """Return how to see dY and dX as rows and columns, where elements stay in their column.
 
-    dims: coalesced indices. dX has rows of the fewest elements that an index or an outer dimension
-    steps over. None if neighbours in the indices' last dimension are none in dX.
+    scatter: the call's sizes. shape: of X. axis: that indices are along. dims: coalesced indices.
+    dX has rows of the fewest elements that an index or an outer dimension steps over. None if
+    neighbours in the indices' last dimension are none in dX.
     """
     (n, stride), outer = dims[-1], dims[:-1]
     if stride != 1:
@@ -294,7 +305,10 @@ def columns_of(
 
 
 def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
-    """Return the struct Lines of coalesced `dims`; strides count `unit` elements of dX."""
+    """Return the struct Lines of a dX of `shape` that indices along `axis` are to be found in.
+
+    dims: the indices' dimensions by `coalesce`. unit: elements of dX that strides count in.
+    """
     *outer, (n, column_stride) = dims
     return by_value(
         Lines,

@@ -227,9 +227,9 @@ class Scatter:
     op: Op
     device: Device
     sizes: Sizes
-    index: Spec
-    dy: Spec
-    dx: Spec
+    index: Spec  # the indices
+    dy: Spec  # slices that are added up
+    dx: Spec  # the result, of rows
     target: tuple[object, ...]  # kernels' first arguments: indices, and how they name a row of dX
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
@@ -361,7 +361,8 @@ class Scatter:
         """Plan partial sums level by level: counts[i] nodes of FANOUT^(i+1) sorted entries each.
 
         The first `n_starts` blocks of the first launch write `starts`, the first entry of each row.
-        sums: room for n_sums(counts) sums of W elements in each batch.
+        entries: (row, slice) sorted by row. sums: room for n_sums(counts) sums of W elements in
+        each batch.
         """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
@@ -401,7 +402,11 @@ class Scatter:
         starts: Scratch,
         sums: Scratch,
     ) -> None:
-        """Plan the sums of all rows of dX, from partial sums and single entries."""
+        """Plan the sums of all rows of dX, from partial sums and single entries.
+
+        counts: nodes of each level of `sums`. entries: (row, slice) sorted by row. starts: the
+        first entry of each row.
+        """
         s, runs = self.sizes, self.sizes.W // self.packet
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
@@ -421,7 +426,7 @@ class Scatter:
     def atomic(self, symbol: str, config: Config, *args: object) -> Plan:
         """Plan zeros, then `symbol`, which adds dY atomically, then rounding if sums are wider.
 
-        args: the kernel's last arguments, behind target, dY and the sums.
+        config: its grid and block. args: its last arguments, behind target, dY and the sums.
         """
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
@@ -457,7 +462,10 @@ def sums_nbytes(scatter: Scatter) -> int:
 
 
 def columns_are_faster(scatter: Scatter, columns: Columns) -> bool:
-    """Return True if to sort by columns is faster than to sort all elements together."""
+    """Return True if to sort by columns is faster than to sort all elements together.
+
+    scatter: the call. columns: rows and columns of dY and dX.
+    """
     return (
         scatter.sizes.K >= LONG_SORT
         and scatter.dy.dtype.itemsize <= MAX_COLUMN_NBYTES
@@ -473,8 +481,8 @@ def add_columns(scatter: Scatter, columns: Columns) -> Plan:
     """Plan counts, a move to buckets and sums, column by column; deterministic.
 
     A bucket is BUCKET_ROWS rows of dX. Entries (row, element) of each column are sorted by bucket
-    only; a warp then adds a bucket's in their order.
-    columns: dY as R rows of C columns, dX as G rows of W.
+    only; a warp then adds a bucket's in their order. scatter: the call. columns: dY as R rows of C
+    columns, dX as G rows of W.
     """
     strips = ceil_div(columns.C, COLUMNS)
     blocks = max(1, COLUMN_BLOCKS * scatter.device.multiprocessors // strips)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of the gather operators in NumPy. Formulas: the classes in `operators.py`.
 
-Sums are accumulated in float64 and rounded once, so that their order does not show.
+Sums are accumulated in float64 and rounded once, so that their order does not show: the attribute
+deterministic does not matter. shape: that of X.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def gather_nd_grad(
     deterministic: bool,  # noqa: ARG001
     check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
-    """Return dX of `shape`: dX[batch, *indices[k]] += update[k], in float64."""
+    """Return dX of `shape`: dX[b, *indices[b, i]] += update[b, i], in float64.
+
+    b: batch_dims numbers; indices[b, i]: a tuple of numbers, along the last axis of indices.
+    """
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
     tuples, exists = _wrap(indices.reshape(-1, k), np.array(index_shape))

@@ -102,7 +102,7 @@ def _values(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _gather(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
-    """Return GatherGrad's inputs; dtype: of dY, index: of the indices."""
+    """Return GatherGrad's inputs for `case`; dtype: of dY, index: of the indices."""
     axis = case.attributes.get("axis", 0) % len(case.shape)
     indices = _indices(rng, case.indices, case.shape[axis], index)
     dy = _values(rng, (*case.shape[:axis], *case.indices, *case.shape[axis + 1 :]), dtype)
@@ -110,14 +110,14 @@ def _gather(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ..
 
 
 def _gather_nd(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
-    """Return GatherNDGrad's inputs; dtype: of update, index: of the indices."""
+    """Return GatherNDGrad's inputs for `case`; dtype: of update (dY), index: of the indices."""
     b, k = case.attributes.get("batch_dims", 0), case.indices[-1]
     indices = _indices(rng, case.indices, np.array(case.shape[b : b + k]), index)
     return case.shape, indices, _values(rng, case.indices[:-1] + case.shape[b + k :], dtype)
 
 
 def _gather_elements(rng: Generator, case: Case, dtype: Any, index: Any) -> tuple[Any, ...]:
-    """Return GatherElementsGrad's inputs; dtype: of dY, index: of the indices."""
+    """Return GatherElementsGrad's inputs for `case`; dtype: of dY, index: of the indices."""
     axis = case.attributes.get("axis", 0)
     indices = _indices(rng, case.indices, case.shape[axis], index)
     return _values(rng, case.indices, dtype), case.shape, indices

@@ -66,7 +66,11 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
 
 @quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
-    """Return MSFP15 codes, a byte an element; keep_* as of GistPackMsfp15Encoder."""
+    """Return MSFP15 codes, a byte an element, in x's shape if it is whole boxes of 8, else flat.
+
+    keep_nonfinite: boxes with infinities or NaN get codes of their own, else zeros. keep_sign: what
+    is not 0 has a magnitude of at least 1.
+    """
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     # Code i of a box of eight: bit i of the largest exponent, the sign, six bits of magnitude.
     bits = (pad_tiles(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
@@ -89,7 +93,11 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: b
 def gist_pack_msfp15_decoder(
     x: HostArray, *, to: Dtype, shape: Shape, keep_nonfinite: bool
 ) -> HostArray:
-    """Return sign * magnitude * 2^(exponent - 132), the exponent shared by a box of eight."""
+    """Return sign * magnitude * 2^(exponent - 132), the exponent shared by a box of eight.
+
+    to, shape: of the result; shape None: x's. keep_nonfinite: boxes with exponent 255 have
+    infinities or NaN.
+    """
     shared = np.packbits(x.ravel() >> 7, bitorder="little")
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
@@ -120,7 +128,10 @@ def relu_with_bits(x: HostArray) -> tuple[HostArray, HostArray]:
 
 
 def _encode_nonfinite(boxes: HostArray, keep_sign: bool) -> HostArray:
-    """Return the codes, uint8 (n, 8), of boxes (n, 8) with NaN or infinities."""
+    """Return the codes, uint8 (n, 8), of boxes (n, 8) with NaN or infinities.
+
+    keep_sign: finite numbers other than 0 have a magnitude of at least 1.
+    """
     # bits: |x| as a float32. of_box is F: M of the largest is its significand / 2^19 (16 to 31);
     # 0x140000 carries into the exponent from M = 29.5 on. 0x800000 is 2^-126, below which numbers
     # count as 0 without keep_sign; 0x7F800000 is infinity.

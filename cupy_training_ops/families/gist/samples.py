@@ -88,7 +88,10 @@ def of_shapes(name: str, dtype: Any, make: Callable[..., Any]) -> Iterator[Sampl
 
 
 def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
-    """Yield samples of the class `decoder` in one dtype: each of SHAPES; n_flat codes without."""
+    """Yield samples of the class `decoder` in one dtype: each of SHAPES, and one without a shape.
+
+    n_flat: the number of codes of the latter.
+    """
     name, t, code = decoder.name, dtype_name(dtype), to_dtype(decoder.inputs[0].type)
     for label, shape, offset in SHAPES:
         op = decoder(to=dtype, shape=shape)

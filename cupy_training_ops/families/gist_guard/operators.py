@@ -23,7 +23,10 @@ NOTHING = Sample(0, 1, 1, 1, 0, 1, 1)  # has no groups
 
 
 def grouping(value: object) -> Grouping | None:
-    """Three lengths (outer, groups, inner), or None or () for none."""
+    """Three lengths (outer, groups, inner), or None or () for none.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     lengths = () if value is None else shape(value)
     if not lengths:
         return None

@@ -35,7 +35,11 @@ def gist_guarded_msfp15_encoder(
     grouping: Grouping | None,
     whole: bool,
 ) -> tuple[HostArray, HostArray]:
-    """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off."""
+    """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off.
+
+    keep_nonfinite: tiles with infinities or NaN have codes for them, else zeros. grouping:
+    lengths (outer, groups, inner) of x, or None. whole: measure every element, not a sample.
+    """
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
     top = int(exponents.max(initial=0))
@@ -50,9 +54,9 @@ def gist_guarded_msfp15_encoder(
 
 
 def _guard(sums: Sums, grouped: bool, unit: float) -> HostArray:
-    """Return the guard: error, tiles and deviation, times `unit`, and the worst group's ratio.
+    """Return the guard: sums of error, tiles and deviation, times `unit`, and the worst ratio.
 
-    Without groups the last two are 0.
+    The last is that of a group's error over deviation. grouped: else the last two are 0.
     """
     deviation = sums.deviation.sum() if grouped else 0.0
     squares = np.array([sums.error.sum(), sums.tiles, deviation]) * unit
@@ -70,7 +74,7 @@ def _worst(sums: Sums) -> float:
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
     """Return the sums over all groups, measured AT_ONCE elements at a time, so as to fit a cache.
 
-    x: flat. codes: of MSFP15, (tiles, 8).
+    x: flat. codes: of MSFP15, (tiles, 8). sample: which elements are measured.
     """
     pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
     groups = max(pieces // sample.pieces, 1)
@@ -87,7 +91,8 @@ def _of_groups(
 ) -> Sums:
     """Return the sums of the groups with these numbers, `at_once` pieces of each at a time.
 
-    A group's deviation is sum(d^2) - sum(d)^2 / n, d the distances from the group's first element.
+    codes: of MSFP15, (tiles, 8). sample: which pieces are measured. A group's deviation is sum(d^2)
+    - sum(d)^2 / n, d the distances from the group's first element.
     """
     origin = x[groups * sample.inner].astype(FLOAT64)[:, None]
     error, n, total, squares = np.zeros((4, groups.size))
@@ -111,9 +116,10 @@ def _elements(
 ) -> tuple[HostArray, HostArray]:
     """Return places in x (n elements) of measured pieces; and True if one is its group's own.
 
-    groups, k: numbers of groups, and of pieces of each. Both results have shape (groups, elements),
-    each piece as whole tiles: x is (runs, groups, inner), and a run may begin within a tile. Piece
-    k is one of pieces k stride to (k + 1) stride - 1 of its group, drawn by a hash.
+    sample: extents, and pieces of a group. groups, k: numbers of groups, and of pieces of each.
+    Both results have shape (groups, elements), each piece as whole tiles: x is (runs, groups,
+    inner), and a run may begin within a tile. Piece k is one of pieces k stride to (k + 1) stride -
+    1 of its group, drawn by a hash.
     """
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
@@ -131,9 +137,10 @@ def _elements(
 
 
 def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
-    """Return decoded elements in float64: tile numbers (groups, n) become (groups, n * TILE).
+    """Return decoded elements in float64: `tiles`, numbers (groups, n), give (groups, n * TILE).
 
-    A tile that is asked for several times is decoded once.
+    codes: of all tiles, (tiles, 8). dtype: of the elements that they encode. A tile that is asked
+    for several times is decoded once.
     """
     once, where = np.unique(tiles, return_inverse=True)
     shape = (once.size, TILE)
@@ -143,7 +150,7 @@ def _decode(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
 
 
 def _means(x: HostArray, tiles: HostArray) -> HostArray:
-    """Return each element's tile mean: tile numbers (groups, n) become (groups, n * TILE).
+    """Return each element's tile mean: `tiles`, numbers (groups, n), give (groups, n * TILE).
 
     The last tile of x may have fewer elements.
     """

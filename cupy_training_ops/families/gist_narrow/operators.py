@@ -29,7 +29,10 @@ from .facts import (
 
 
 class _Narrow:
-    """Base of this family's encoders and decoders."""
+    """Base of this family's encoders and decoders.
+
+    A block has `threads` threads, each for `thread_nbytes` bytes of decoded elements.
+    """
 
     domain = "cupy_training_ops"
     threads: ClassVar[int] = THREADS

@@ -64,7 +64,10 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 
 @quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return numbers of the three FP10 codes in each uint32, the lowest bits first."""
+    """Return numbers of the three FP10 codes in each uint32, the lowest bits first.
+
+    to, shape: of the result; shape None: flat.
+    """
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _first_elements(np.take(convert(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
@@ -112,7 +115,10 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
 
 
 def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks."""
+    """Return 2^s times the value of each E4M3 code; 0x7E is infinity in marked blocks.
+
+    x: bytes of gist_block_e4m3_encoder. to, shape: of the result; shape None: flat.
+    """
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     # In a marked scale bit 14 is unlike bit 15, the sign.
     marked = (scales ^ scales >> 1) & INFINITY_MARK != 0
@@ -124,7 +130,7 @@ def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArr
 
 
 def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return 2^s times the value of each E5M2 code."""
+    """Return 2^s times the value of each E5M2 code in x, in dtype `to` and `shape` (None: flat)."""
     scales, codes, n = _from_tiles(x, BLOCK, INT16)
     return _first_elements(_decoded_blocks(scales, codes, _VALUE_OF_E5M2, to).ravel()[:n], shape)
 
@@ -138,7 +144,7 @@ def _blocks_and_scales(x: HostArray, largest: float) -> tuple[HostArray, HostArr
 def _to_tiles(scales: HostArray, codes: HostArray, n: int) -> HostArray:
     """Return the bytes of tiles, each its scales and then its codes, without padding behind n.
 
-    scales: (blocks,). codes: one byte each, (blocks, elements of a block).
+    scales: (blocks,). codes: one byte each, (blocks, elements of a block). n: elements in all.
     """
     codes = codes.view(np.uint8)
     scales = pad_tiles(scales, TILE // codes.shape[1]).view(np.uint8).reshape(-(-n // TILE), -1)
@@ -170,7 +176,10 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @quiet
 def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: Dtype) -> HostArray:
-    """Return 2^scales * values[codes] in `to`, (tiles, blocks, elements); values: of all codes."""
+    """Return 2^scales * values[codes] in dtype `to`, (tiles, blocks, elements).
+
+    scales: (tiles, blocks). codes: bytes, (tiles, blocks, elements). values: of the 256 codes.
+    """
     unscaled = np.take(values.astype(computed_in(to)), codes)
     decoded = np.ldexp(unscaled, scales.astype(np.int32)[:, :, None]).astype(to)
     return put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
@@ -181,7 +190,10 @@ def _decoded_blocks(scales: HostArray, codes: HostArray, values: HostArray, to: 
 
 @quiet
 def gist_int8_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
-    """Return tiles of uint8: for each block a bfloat16 s = largest / 127, and int8 round(x / s)."""
+    """Return tiles of uint8: for each block a bfloat16 s = largest / 127, and int8 round(x / s).
+
+    keep_sign: of numbers but 0 no code is 0.
+    """
     numbers = pad_tiles(x.ravel(), TILE).reshape(-1, INT8_BLOCK)
     narrow = numbers.astype(FLOAT32)
     largest = np.abs(narrow).max(1)
@@ -197,7 +209,7 @@ def _integers_of_nonfinite(
 ) -> tuple[HostArray, HostArray]:
     """Return codes and scales of blocks with infinities or NaN, whose finite codes are below 127.
 
-    Arguments as of _integers.
+    numbers: (blocks, elements). narrow: the same in float32. keep_sign: no number but 0 has code 0.
     """
     size = np.abs(narrow)
     is_finite = np.isfinite(size)
@@ -214,7 +226,8 @@ def _integers(
 ) -> tuple[HostArray, HostArray]:
     """Return int8 codes (blocks, elements), from -most to most, and bfloat16 scales (blocks,).
 
-    narrow: numbers in float32. largest: of each block. keep_sign: no number but 0 has code 0.
+    numbers: (blocks, elements). narrow: the same in float32. largest: |number| of each block.
+    keep_sign: no number but 0 has code 0.
     """
     scales = largest * FLOAT32.type(1 / most)
     scales = np.maximum(scales, FLOAT32.type(INT8_LEAST_SCALE)).astype(BFLOAT16)
@@ -228,7 +241,10 @@ def _integers(
 
 @quiet
 def gist_int8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
-    """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN."""
+    """Return code * |scale|; a negative scale marks a block with codes of infinity and NaN.
+
+    x: bytes of gist_int8_encoder. to, shape: of the result; shape None: flat.
+    """
     scales, codes, n = _from_tiles(x, INT8_BLOCK, BFLOAT16)
     # A scale below 2^-126 counts as 0.
     is_normal = scales.view(np.uint16) & 0x7F80 != 0

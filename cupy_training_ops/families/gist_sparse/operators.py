@@ -61,7 +61,10 @@ class _Sparse(Op):
         decoded: Dtype,
         threads: int = THREADS,
     ) -> Launch:
-        """Plan a launch of one of the family's three kernels with `blocks` blocks of `threads`."""
+        """Plan a launch of one of the family's three kernels with `blocks` blocks of `threads`.
+
+        args: its arguments. decoded: the dtype of the elements, by which it is compiled.
+        """
         config = Config((blocks,), (threads,))
         return Launch(kernel, config, args, self.binding(decoded))
 
@@ -179,7 +182,11 @@ class SparseDecoder(_Sparse, gist.Decoder):
         return "" if is_plain else self._flaw_of_sparse(codes, y, parts)
 
     def _flaw_of_sparse(self, codes: HostArray, y: Spec, parts: Layout) -> str:
-        """Return words for starts that do not follow from the mask, or bits behind it; else ""."""
+        """Return words for starts that do not follow from the mask, or bits behind it; else "".
+
+        codes: the code, uint8. y: the elements' shape and dtype. parts: where the code's parts
+        begin.
+        """
         mask = np.unpackbits(codes[parts.mask : parts.values], bitorder="little")
         if mask[y.size :].any():
             return "its mask goes on after the last element"

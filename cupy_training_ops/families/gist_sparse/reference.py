@@ -50,7 +50,10 @@ def _fp10() -> Values:
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
-    """Return the codec that makes values MSFP15, which keeps infinities and NaN."""
+    """Return the codec that makes values MSFP15, which keeps infinities and NaN.
+
+    keep_sign: no value but 0 gets a magnitude of 0.
+    """
     encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=True, keep_sign=keep_sign)
     decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=True)
     return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))
@@ -81,11 +84,15 @@ def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> Host
 
 
 def _encode(x: HostArray, values: Values) -> HostArray:
-    """Return bytes for the longest code of x; its code is at their start, zeros are behind."""
+    """Return the code of x as uint8, padded with zeros to the most bytes that x's code can take.
+
+    values: the codec of the elements that are not zero. Where the sparse code is not shorter than
+    the elements as they are, the code is plain: head [its bytes, 1], then all elements.
+    """
     flat = x.ravel()
     code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
     sparse = _sparse(flat, values)
-    plain = HEAD_NBYTES + flat.nbytes
+    plain = HEAD_NBYTES + flat.nbytes  # bytes of the plain code
     if sparse.size < plain:
         code[: sparse.size] = sparse
     else:
@@ -95,7 +102,11 @@ def _encode(x: HostArray, values: Values) -> HostArray:
 
 
 def _sparse(flat: HostArray, values: Values) -> HostArray:
-    """Return the sparse code, uint8: head, byte where each tile's values begin, mask, values."""
+    """Return the sparse code of `flat`, uint8; values: the codec of elements that are not zero.
+
+    In order: head [bytes of the code, 0]; for each tile of TILE_NBYTES bytes of elements the byte
+    of the code where its values begin; a bit for each element, 1 if it is not zero; the values.
+    """
     tile = TILE_NBYTES // flat.dtype.itemsize
     mask = _has_bits(flat)
     counts = _counts(mask, tile)
@@ -117,7 +128,11 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 
 def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
-    """Return the elements of code x in `shape`; tiles whose values are misplaced are 0 or NaN."""
+    """Return the elements of code x, of dtype `to` in `shape` (None: that of one element).
+
+    values: the codec of elements that are not zero. Tiles whose values do not begin where the mask
+    says are NaN, or 0 if the codec has none.
+    """
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
     plain = HEAD_NBYTES + y.nbytes
     if code[8:HEAD_NBYTES].any() and plain <= code.size:
@@ -130,9 +145,10 @@ def _decode(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
 
 
 def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
-    """Write the values of `code` to y, flat; return True for each element of a sound tile.
+    """Write the elements of the sparse `code` to y, flat; return True for each of a sound tile.
 
-    A tile is not sound where its start does not follow from the mask, as of another width.
+    values: the codec of elements that are not zero; y is zero elsewhere already. A tile
+    is not sound where its start does not follow from the mask, as in codes of another width.
     """
     tile = TILE_NBYTES // y.dtype.itemsize
     tiles, mask_start, first, *_ = layout(y.size, y.dtype.itemsize, values.group)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of the sparse codes. They end before their array does: see `code_bytes`."""
+"""Sample inputs of the sparse codes.
+
+A code may end before its array does; what is behind it is not compared (`code_bytes`).
+"""
 
 from __future__ import annotations
 
@@ -57,14 +60,17 @@ def as_bytes(y: Any) -> Any:
 
 
 def _inputs(name: str, encode: bool, rng: Generator, **size: Any) -> tuple[Any, ...]:
-    """Return an encoder's elements, or a decoder's code of such; size: arguments of _sparse."""
+    """Return the elements of an encoder, or with encode False a decoder's code of such.
+
+    size: shape, dtype and the share of elements that are not zero.
+    """
     numbers = "Fp10" in name or "Msfp15" in name
     x = (_numbers if numbers else _sparse)(rng, **size)
     return (x,) if encode else (OPS[name.replace("Decoder", "Encoder")]()(x),)
 
 
 def _samples(name: str) -> Iterator[Sample]:
-    """Yield samples of each shape and share of zeros in each type."""
+    """Yield samples of the operator `name`: each of SHAPES in each type."""
     encode = "Encoder" in name
     compared = code_bytes if encode else as_bytes if name == "GistSparseDecoder" else None
     for dtype in OPS[name].types["T"]:

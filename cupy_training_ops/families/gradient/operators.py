@@ -80,7 +80,7 @@ class InPlaceAccumulator(Op):
     def plan(
         self, device: Device, old_sum: Spec, value: Spec, update_signal: bool | None, new_sum: Spec
     ) -> Plan:
-        """Plan the sum; without update_signal a copy of old_sum, or nothing if that is in place."""
+        """Plan the sum; if update_signal is False, a copy of old_sum unless that is in place."""
         update = update_signal is not False
         if not update and new_sum.in_place:
             return Plan(())
@@ -129,7 +129,10 @@ class InPlaceAccumulatorV2(Op):
         return (DONE, buffer)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan one launch, which reads no buffer that is overwritten."""
+        """Plan one launch, which reads no buffer that is overwritten.
+
+        specs: the inputs as declared, then updated_flag and the array for the sums.
+        """
         buffer, value, overwrite_flag, *_, sums = specs
         args = (None if overwrite_flag else buffer, value, sums, buffer.size)
         grid = _blocks(buffer, value)
@@ -171,7 +174,10 @@ class InPlaceAccumulatorList(Op):
         return (old_sums,)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan a launch for each batch of arrays, without those that stay as they are in place."""
+        """Plan a launch for each batch of arrays, without those that stay as they are in place.
+
+        specs: old_sums, values, update_signal and new_sums.
+        """
         old_sums, values, update_signal, new_sums = specs
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
@@ -251,7 +257,10 @@ class MixedPrecisionScale(Op):
         return (tuple(Spec(x.shape, self.to) for x in xs),)
 
     def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
-        """Plan a launch for each batch of arrays, into arrays of their own or one after another."""
+        """Plan a launch for each batch of the arrays xs, scaled by the number in s.
+
+        ys: an array for each of xs, or with fuse_outputs one that has the results end to end.
+        """
         sizes = [x.size for x in xs]
         starts = list(itertools.accumulate(sizes, initial=0))
         kernel = "mixed_precision_scale__fused" if self.fuse_outputs else "mixed_precision_scale"

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of gradient bookkeeping."""
+"""Sample inputs of gradient bookkeeping.
+
+In makers of inputs t and `value` are the dtypes of a sum and of what is added to it; shapes are
+those of a list's arrays, one for each; flag: (update signal,), or () to leave it out.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,10 @@ def special(dtype: Any) -> Any:
 def _pair(
     rng: Generator, t: Any, value: Any, shape: Shape = (16, 64), flag: tuple[bool, ...] = ()
 ) -> tuple[Any, ...]:
-    """Return a sum of type t, a value of type `value` to add, and maybe a flag."""
+    """Return a sum of type t, a value of type `value` to add, and the items of `flag`.
+
+    flag: (update signal or overwrite flag,), or ().
+    """
     return values(rng, shape, t), values(rng, shape, value), *flag
 
 
@@ -55,7 +62,7 @@ def _list_pair(
     shapes: tuple[Shape, ...] = ORDINARY,
     flag: tuple[bool, ...] = (),
 ) -> tuple[Any, ...]:
-    """Return a list of sums of type t, one of values to add, and maybe a flag."""
+    """Return a list of sums of type t, one of values to add, and the items of `flag`."""
     old_sums, added = ([values(rng, shape, d) for shape in shapes] for d in (t, value))
     return old_sums, added, *flag
 
@@ -72,11 +79,15 @@ def _to_scale(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[An
 
 
 def _special_scaled(rng: Generator, dtype: Any) -> tuple[Any, ...]:
+    """Return MixedPrecisionScale's inputs: a random scale, and a list of one array of SPECIALS."""
     return np.array([rng.uniform(0.5, 3)], FLOAT32), [special(dtype)]
 
 
 def _accumulators(name: str, flagged: bool) -> Iterator[Sample]:
-    """Yield samples of an accumulator of one array; flagged: the value of its optional flag."""
+    """Yield samples of operator `name`, which adds to one array.
+
+    flagged: the value of its optional flag, in samples that pass it.
+    """
     for t, value in PAIRS:
         types = f"{dtype_name(t)}-{dtype_name(value)}"
         yield Sample(name, f"{types}-ordinary", partial(_pair, t=t, value=value))
@@ -116,10 +127,18 @@ def _zeros() -> Iterator[Sample]:
 
 
 def _scales() -> Iterator[Sample]:
-    """Yield samples of MixedPrecisionScale: pairs of types, lists of shapes, fused or not."""
+    """Yield samples of MixedPrecisionScale.
+
+    Each pair of types (that of the tensors, attribute `to`), with ordinary and special values; then
+    each list of shapes, whose arrays begin `offset` elements past a 16-byte boundary, with results
+    apart and fused to one array.
+    """
     name = "MixedPrecisionScale"
-    narrow = (FLOAT32, FLOAT16, BFLOAT16)
-    pairs = [(x, y) for x in narrow for y in narrow] + [(FLOAT64, FLOAT32), (FLOAT32, FLOAT64)]
+    up_to_32_bits = (FLOAT32, FLOAT16, BFLOAT16)
+    pairs = [(x, y) for x in up_to_32_bits for y in up_to_32_bits] + [
+        (FLOAT64, FLOAT32),
+        (FLOAT32, FLOAT64),
+    ]
     for x, y in pairs:
         types = f"{dtype_name(x)}-{dtype_name(y)}"
         make = partial(_to_scale, shapes=ORDINARY, dtype=x)

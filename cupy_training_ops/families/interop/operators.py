@@ -51,14 +51,20 @@ KINDS = ("bool", "int", "float")  # of constants that attributes hold
 
 
 def convention(value: object) -> str:
-    """A text with a letter for each argument or result: d of an array, c of anything else."""
+    """A text with a letter for each argument or result: d of an array, c of anything else.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, str) or not set(value) <= {TENSOR, CONSTANT}:
         raise ArgumentError(f"expected a text of the letters d and c, got {shown(value)}")
     return value
 
 
 def no_graph(value: object) -> str:
-    """An empty text: graphs are not compiled here."""
+    """An empty text: graphs are not compiled here.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if value not in ("", b""):
         raise ArgumentError(
             "expected nothing, got an ONNX graph, which is not compiled here: write its Triton "
@@ -68,28 +74,40 @@ def no_graph(value: object) -> str:
 
 
 def text(value: object) -> str:
-    """A text."""
+    """A text.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, str):
         raise ArgumentError(f"expected a text, got {shown(value)}")
     return value
 
 
 def dtypes(value: object) -> tuple[Dtype, ...]:
-    """Dtypes, their names or their ONNX type numbers."""
+    """Dtypes, their names or their ONNX type numbers.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of dtypes, got {shown(value)}")
     return tuple(map(to_dtype, value))
 
 
 def booleans(value: object) -> tuple[bool, ...]:
-    """Bools (0 or 1 in ONNX)."""
+    """Bools (0 or 1 in ONNX).
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of bools, got {shown(value)}")
     return tuple(map(boolean, value.tolist() if isinstance(value, np.ndarray) else value))
 
 
 def nothing(value: object) -> tuple[int, ...]:
-    """Nothing: an empty list."""
+    """Nothing: an empty list.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     if not isinstance(value, list | tuple) or value:
         raise ArgumentError(
             f"expected none, got {shown(value)}: addresses of Python objects mean nothing in "
@@ -99,7 +117,10 @@ def nothing(value: object) -> tuple[int, ...]:
 
 
 def handle(value: object) -> int:
-    """A context: the integer that a PythonOp gave."""
+    """A context: the integer that a PythonOp gave.
+
+    Return `value` as such, or refuse it; documents show the first line.
+    """
     return integer(single(value))
 
 
@@ -191,7 +212,7 @@ class _PythonOp(_Delegating):
         return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
 
     def adopt_outputs(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
-        """Return the function's results as arrays; refuse one without the memory it should have.
+        """Return the function's results, `values`, as arrays; refuse one of other memory than due.
 
         reused[i]: the place among `inputs` of the array whose memory output i has, or -1.
         """
@@ -264,8 +285,8 @@ class PythonOp(_PythonOp):
     training_mode = attribute(boolean, False, doc="whether a backward may follow")
     safe_run_mode = SAFE_RUN
     comment = COMMENT
-    contexts: Contexts
-    constants: Mapping[int, object]
+    contexts: Contexts  # what forwards saved, by number
+    constants: Mapping[int, object]  # the constant arguments, by place
 
     def __init__(self, **attributes: object) -> None:
         """Check that attributes fit each other; collect the constants by their places."""
@@ -297,7 +318,10 @@ class PythonOp(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, inputs: Arrays) -> Iterator[object]:
-        """Run the forward, yield (context, outputs); keep what it saved once they are accepted."""
+        """Run the forward, yield (context, outputs); keep what it saved once they are accepted.
+
+        context: an array of one number, by which PythonOpGrad finds what was saved.
+        """
         function = functions.python_op(self.name, self.func_name)
         letters, arrays = self.input_convention, iter(inputs)
         arguments = [
@@ -376,7 +400,7 @@ class PythonOpGrad(_PythonOp):
 
     @contextlib.contextmanager
     def delegation(self, number: int, gradients: Arrays) -> Iterator[object]:
-        """Take the context, run the backward, yield the outputs; put it back if one fails."""
+        """Take context `number`, run the backward, yield the outputs; put it back if one fails."""
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
@@ -387,7 +411,7 @@ class PythonOpGrad(_PythonOp):
             raise
 
     def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
-        """Return the results with the letter d as arrays."""
+        """Return those of the results, `values`, with the letter d as arrays."""
         pairs = zip(values, self.output_convention, strict=True)
         arrays = [value for value, letter in pairs if letter == TENSOR]
         reused = self.tensor_reuse_map or (-1,) * len(arrays)
@@ -460,7 +484,8 @@ class TritonOp(_Delegating):
 def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[int, object]:
     """Return the constant arguments by their places; refuse attributes that contradict.
 
-    letters: the convention. attributes: those of PythonOp, input_{kind}_scalars and so on.
+    op: the operator's name, for errors. letters: the convention, d or c for each argument.
+    attributes: those of PythonOp: input_{kind}_scalars and so on.
     """
     by_place: dict[int, object] = {}
     for name, place, value in _with_places(op, attributes):
@@ -476,7 +501,7 @@ def constants(op: str, letters: str, attributes: Mapping[str, object]) -> dict[i
 
 
 def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, int, object]]:
-    """Yield (attribute that holds the place, place, value) of each constant."""
+    """Yield (attribute that has the place, place, value) of each constant; op: for errors."""
     for kind in KINDS:
         scalars = attributes[f"input_{kind}_scalars"]
         yield from _pairs(op, f"input_{kind}_scalar_positions", attributes, scalars)
@@ -487,7 +512,7 @@ def _with_places(op: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _pairs(
     op: str, name: str, attributes: Mapping[str, Any], values: Sequence[object]
 ) -> Iterator[tuple[str, int, object]]:
-    """Return (name, place, value) of each value; attributes[name] has the places."""
+    """Return (name, place, value) of each of `values`; attributes[name] has the places."""
     places = attributes[name]
     if len(places) != len(values):
         refuse(op, name, f"{len(values)} places, one for each value", str(len(places)))
@@ -495,8 +520,10 @@ def _pairs(
 
 
 def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Return the tuples of one kind, which attributes hold joined: begins (0, 2), values (a, b, c)
-    are [(a, b), (c,)]."""
+    """Return the tuples of a kind ("int", "float", "bool"), which the attributes have joined.
+
+    Begins (0, 2) and values (a, b, c) give [(a, b), (c,)]. op: the operator's name, for errors.
+    """
     name, values = f"input_{kind}_tuple_begins", attributes[f"input_{kind}_tuples"]
     begins: tuple[int, ...] = attributes[name]
     if not begins and not values:
@@ -507,7 +534,7 @@ def _tuples(op: str, kind: str, attributes: Mapping[str, Any]) -> list[tuple[obj
 
 
 def require_places(op: str, reused: tuple[int, ...] | None, n: int) -> None:
-    """Refuse `reused` unless it is (-1, then for each output one of n places or -1)."""
+    """Refuse `reused` unless it is (-1, then for each output one of n input places or -1)."""
     if reused is not None and (reused[0] != -1 or not set(reused) <= set(range(-1, n))):
         expected = f"-1 for the context, and -1 or a place below {n} for each output"
         refuse(op, "tensor_reuse_map", expected, shown(reused))

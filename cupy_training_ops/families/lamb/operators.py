@@ -137,7 +137,10 @@ class LambOptimizer(Op):
     )
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
-        """Check lists and attributes; return the step after this one, and the lists as they are."""
+        """Check lists and attributes; return the step after this one, and the lists as they are.
+
+        update: the update signal. specs: the other inputs as declared.
+        """
         t, w, g, m1, m2, mixed = specs[3:]
         common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
@@ -162,7 +165,10 @@ class LambOptimizer(Op):
         return list(zip(*rules, strict=True))
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan launches that compute directions and norms, then weights, then the new step."""
+        """Plan launches that compute directions and norms, then weights, then the new step.
+
+        specs: the ten inputs, then the six outputs, as declared; None where absent.
+        """
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
         signal = common.value_or(update, True)
@@ -197,9 +203,10 @@ class LambOptimizer(Op):
 class _Step:
     """A step over lists: directions (d of LambOptimizer) and updates of weights, batch by batch.
 
-    sizes: elements of each tensor. direction, update: the lists that the two kernels read and
-    write. numbers: rate, step, loss scale, norm and update signal, for the first kernel; rate:
-    rate, loss scale and signal, for the second.
+    types: dtypes of weights ("W"), gradients ("GRAD") and moments ("MOMENT"). sizes: elements of
+    each tensor. direction, update: the lists that the two kernels read and write. numbers: rate,
+    step, loss scale, norm and update signal, for the first kernel; rate: rate, loss scale and
+    signal, for the second. is_bfloat16: low-precision weights are, not float16.
     """
 
     types: dict[str, Dtype]
@@ -225,7 +232,8 @@ class _Step:
 
         All batches share scratch memory, which has room for the largest of them. Directions are in
         it only where the caller wants no new gradients, in whose arrays they would lie. rules: of
-        each tensor. limits: of the ratio of norms, least and most.
+        each tensor. limits: of the ratio of norms, least and most. correct_bias: moments are
+        divided by 1 - decay^step.
         """
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
@@ -253,7 +261,10 @@ class _Step:
         return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
-        """Yield batches of tensors with one Rule, as many as launch and scratch memory hold."""
+        """Yield batches of tensors with one Rule, as many as launch and scratch memory hold.
+
+        rules: that of each tensor.
+        """
         places: dict[Rule, list[int]] = {}
         for i, rule in enumerate(rules):
             places.setdefault(rule, []).append(i)

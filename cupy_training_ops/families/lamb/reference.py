@@ -40,7 +40,13 @@ def lamb_optimizer(
     ratio_max: float,
     do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    """Return new step, weights, gradients, both moments and copies of the weights."""
+    """Return new step, weights, what was added to them, both moments and low-precision weights.
+
+    update_signal: False changes nothing. loss_scale: factor of the gradients; gradient_norm: their
+    norm, with it, clipped to max_norm_clip. r: learning rate; step: its number, None corrects no
+    bias. Lists have an array for each parameter, moment1 and moment2 its moments.
+    mixed_precision_weights: arrays, or None, that get the new weights too. The rest: attributes.
+    """
     update = bool(number(update_signal)) and allows_step(r, loss_scale)
     before, new_step = count_step(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
@@ -79,10 +85,11 @@ def _step(
     step: int,
     limits: tuple[float, float],
 ) -> tuple[HostArray | None, ...]:
-    """Return one parameter's weights, what was added to them, both moments, and the copy.
+    """Return one parameter's new weights, what was added to them, both moments, and the copy.
 
-    mixed: gives the dtype of the copy, or None. step: 0 for no bias correction. limits: of the
-    trust ratio.
+    w, g, m1, m2: weights, gradient and moments. mixed: has the copy's dtype; None: no copy. rule:
+    (alpha, beta, lambda_, epsilon, divisor of the gradient). rate: learning rate. step: 0 for no
+    bias correction. limits: (least, most) of the trust ratio.
     """
     direction, m, v = _direction(w, g, m1, m2, rule, step)
     delta = -w.dtype.type(_trust(rate, w, direction, limits)) * direction.astype(w.dtype)
@@ -97,7 +104,8 @@ def _direction(
 ) -> tuple[HostArray, HostArray, HostArray]:
     """Return d = m / (sqrt(v) + epsilon) + lambda_ w in g's dtype, and both new moments.
 
-    Where d is not finite it is 0, and the moments stay.
+    m1, m2: moments. rule: (alpha, beta, lambda_, epsilon, divisor of g). step: 0 for no bias
+    correction. Where d is not finite it is 0, and the moments stay.
     """
     alpha, beta, lambda_, epsilon, divisor = rule
     number_of = w.dtype.type  # what is computed in
@@ -115,7 +123,10 @@ def _direction(
 
 
 def _trust(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
-    """Return the rate times |w| / |d| clipped to limits, or the rate alone if either norm is 0."""
+    """Return the rate times |w| / |d|, or the rate alone if either norm is 0.
+
+    w, d: weights and directions of a parameter. limits: (least, most) of |w| / |d|.
+    """
     of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:
         return rate

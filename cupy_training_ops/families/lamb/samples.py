@@ -47,7 +47,8 @@ def _step(
 ) -> tuple[Any, ...]:
     """Return the inputs of a step: numbers, weights, gradients, two moments, copies.
 
-    types: of weights, gradients and moments. copy: dtype of low-precision weights, or None.
+    types: of weights, gradients and moments. shapes: of a list's arrays. numbers: (update signal,
+    loss scale, norm, rate, step). copy: dtype of low-precision weights, or None.
     """
     w, g, moment = types
     moments = [arrays(rng, shapes, moment) for _ in range(2)]
@@ -91,7 +92,8 @@ def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
 def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any) -> Sequence[Any]:
     """Return the directions in float64: what a step with rate -1 and trust ratio 1 adds.
 
-    size: np.asarray, or np.abs for the sums of the magnitudes of a direction's terms.
+    inputs, attributes: of a call of LambOptimizer. size: np.asarray, or np.abs for the sums of the
+    magnitudes of a direction's terms.
     """
     scale, norm, _, step, *lists = inputs[1:8]
     wide = [[size(x.astype(FLOAT64)) for x in xs] for xs in lists]
@@ -104,7 +106,8 @@ def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any)
 def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, float]) -> Any:
     """Return the slack of one parameter's weights at a rate of 1.
 
-    exact: directions. terms: sums of the magnitudes of their terms. limits: of the trust ratio.
+    w, g: weights and gradient. exact: directions. terms: sums of the magnitudes of their terms.
+    limits: (least, most) of the trust ratio.
     """
     error = ROUNDINGS * np.finfo(w.dtype).eps / 2 * terms
     ends = (cast(exact + by, g.dtype).astype(FLOAT64) for by in (-error, error))

@@ -154,7 +154,10 @@ class _Gradient(_ByRows):
     output_type: Dtype | None = None  # where there is no such attribute
 
     def infer(self, dy: Spec, x: Spec, scale: Spec, *others: Spec) -> tuple[Spec, ...]:
-        """Check all shapes; return the specs of X_grad, and of scale_grad and bias_grad."""
+        """Check all shapes; return the specs of X_grad, and of scale_grad and bias_grad.
+
+        others: the inputs behind scale: bias if it is declared, and statistics of rows.
+        """
         before, row = self.split_shape(dy)
         if x.shape != dy.shape:
             expected = f"shape {dy.shape}, as Y_grad"

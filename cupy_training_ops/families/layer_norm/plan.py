@@ -92,6 +92,7 @@ def forward(
 
     parameters: scale and bias, of matrix.length elements. results: Y, and mean and inv_std of
     matrix.count rows; None of those not wanted. is_centred: False does without means (RMS norm).
+    epsilon: added to variances.
     """
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
@@ -218,8 +219,8 @@ FROM_Y = GradientKernels(
 class Read:
     """A gradient's kernels and the arrays that they read.
 
-    x: X, or Y of the invertible gradient. parameters: (scale,) or (scale, bias). statistics: (mean
-    or None, inv_std) or (inv_std,).
+    dy: dY. x: X, or Y of the invertible gradient. parameters: (scale,) or (scale, bias).
+    statistics: (mean or None, inv_std) or (inv_std,).
     """
 
     kernels: GradientKernels
@@ -235,7 +236,11 @@ class Read:
 
 
 def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
-    """Plan dX, and the gradients of scale and bias (`sums`), each if it is not None."""
+    """Plan dX, and the gradients of scale and bias (`sums`), each if it is not None.
+
+    matrix: the rows. read: the arrays that they are computed from, and the kernels. Rows that fit
+    on chip are read once, others twice.
+    """
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
@@ -305,7 +310,8 @@ def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> S
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
     """Plan the sums of n lines of partial sums into the gradients `sums`.
 
-    Along y the grid has the gradient of scale, then that of bias.
+    lines: (n, row length) numbers for scale and for bias, each None where sums is. Along y the grid
+    has the gradient of scale, then that of bias.
     """
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:

@@ -17,7 +17,7 @@ from . import facts
 from .facts import SINGLE_COLUMNS, STAGED_THREADS, VECTOR_COLUMNS
 
 # PARAMETERS[by_warps][n]: numbers in shared memory for a column of a row, of n parameters (scale,
-# or scale and bias). by_warps is as in Rows.
+# or scale and bias). by_warps: a warp's slots are neighbours in the row.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 # FEW_GROUPS[by_warps]: a block with so many groups or fewer has two rows of each in shared memory.
@@ -29,7 +29,7 @@ RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of matrices with elements of `itemsizes`, and the threads that share a row.
+    """`count` rows of `length` elements, of one or more matrices, and the threads that share a row.
 
     itemsizes: bytes of an element of each array whose rows stay on chip. `width` neighbouring
     elements are a slot, `depth` slots a thread's. A block has `groups` of `threads` threads, each
@@ -151,10 +151,11 @@ def _rows_on_chip(
     n_parameters: int,
     by_warps: bool,
 ) -> Rows | None:
-    """Return rows that fit on chip with or without by_warps (as in Rows), or None.
+    """Return rows that fit on chip, or None; by_warps: a warp's slots are neighbours in the row.
 
-    Other arguments are those of `rows_on_chip`; width: elements of a slot, 1 or more. Two stages
-    let the next row be copied while one is used.
+    shape: (rows, elements of a row). dtypes: of the arrays whose rows stay on chip. width: elements
+    of a slot, 1 or more. n_parameters: 1 for scale, 2 for scale and bias. Two stages let the next
+    row be copied while one is used.
     """
     sizes = tuple(dtype.itemsize for dtype in dtypes)
     threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
@@ -175,8 +176,9 @@ def _rows_on_chip(
 def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
     """Return the threads of a row, and how many slots of `width` elements each has.
 
-    most: elements of a thread. Rows that do not begin with slots have up to 2 width - 2 elements
-    outside of them, each with a thread of its own.
+    length: elements of a row. most: elements of a thread. by_warps: a warp's slots are neighbours
+    in the row. Rows that do not begin with slots have up to 2 width - 2 elements outside of them,
+    each with a thread of its own.
     """
     if length % width == 0:
         return _threads(length, width, most, 1)
@@ -193,8 +195,8 @@ def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
     """Return the threads of a row, and how many slots of `width` elements each has.
 
-    A thread has at most `most` elements; there are at least `least` threads, and whole warps of
-    them, or, of slots, also a power of 2 below a warp.
+    length: elements of a row. A thread has at most `most` elements; there are at least `least`
+    threads, and whole warps of them, or, of slots, also a power of 2 below a warp.
     """
     threads = max(least, ceil_div(length, most))
     if width > 1 and threads <= WARP:

@@ -3,6 +3,9 @@
 
 Rows of large arrays are computed in float32, all others and those that float32 does not hold in
 float64, and so are sums over rows. What NumPy makes of some rows at a time stays in the cache.
+
+A row is the dimensions from `axis` on, which scale and bias have the shape of; statistics (mean,
+inv_std = 1 / sqrt(variance + epsilon)) have a number for each row. y_grad: the gradient of Y.
 """
 
 from __future__ import annotations
@@ -29,14 +32,20 @@ def layer_normalization(
     epsilon: float,
     stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return Y = scale (X - mean) inv_std + B over dimensions from `axis` on; mean; inv_std."""
+    """Return Y = scale (X - mean) inv_std + B over dimensions from `axis` on; mean; inv_std.
+
+    scale, b: of a row's shape; b None: no bias. epsilon: added to variances.
+    """
     return _normalize(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
 def simplified_layer_normalization(
     x: HostArray, scale: HostArray, *, axis: int, epsilon: float
 ) -> tuple[HostArray, HostArray]:
-    """Return Y = scale X inv_std over dimensions from `axis` on; inv_std."""
+    """Return Y = scale X inv_std over dimensions from `axis` on; inv_std.
+
+    scale: of a row's shape. inv_std = 1 / sqrt(mean of X^2 over the row + epsilon).
+    """
     y, _, inv_std = _normalize(_Rows.of(x, axis), x, scale, None, False, epsilon)
     return y, inv_std
 
@@ -51,12 +60,17 @@ def layer_normalization_grad(
     *,
     axis: int,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std."""
+    """Return X_grad, scale_grad and bias_grad, with x^ = (X - mean) inv_std.
+
+    y_grad: gradient of Y. scale: of a row's shape. mean, inv_std_dev: what layer_normalization
+    returned, of rows.
+    """
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
     matrix, means = rows.matrix(x), mean.reshape(-1, 1)
 
     def x_hat(which: Which, kind: Dtype) -> HostArray:
+        """Return x^ of the rows `which` in dtype `kind`."""
         distance = _as(matrix[which], kind) - _as(means[which], kind)
         distance *= _as(gradient.inv_std[which], kind)
         return distance
@@ -68,7 +82,11 @@ def layer_normalization_grad(
 def simplified_layer_normalization_grad(
     y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
-    """Return X_grad and scale_grad of RMS normalization, with x^ = X inv_std."""
+    """Return X_grad and scale_grad of RMS normalization, with x^ = X inv_std.
+
+    y_grad: gradient of Y. scale: of a row's shape. inv_std_var: what simplified_layer_normalization
+    returned, of rows.
+    """
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
     matrix = rows.matrix(x)
@@ -90,13 +108,17 @@ def invertible_layer_normalization_grad(
     axis: int,
     output_type: Dtype | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    """Return X_grad, scale_grad, bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0."""
+    """Return X_grad, scale_grad, bias_grad, with x^ = (Y - bias) / scale, 0 where scale is 0.
+
+    y_grad: gradient of Y. inv_std_var: inv_std of rows. output_type: of X_grad, None: Y's.
+    """
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)
     matrix, shift, known = rows.matrix(y), bias.reshape(-1), gradient.scale != 0
     divisor = np.where(known, gradient.scale, 1)
 
     def x_hat(which: Which, kind: Dtype) -> HostArray:
+        """Return x^ of the rows `which` in dtype `kind`."""
         distance = _as(matrix[which], kind) - _as(shift, kind)
         distance /= divisor  # small ones cost float32 digits
         np.copyto(distance, 0, where=~known)
@@ -146,7 +168,7 @@ def _normalize(
     """Return Y, of x's shape, and mean and inv_std, of shape rows.statistics.
 
     scale, bias: of rows.length elements; None: no bias. is_centred: False does without means, which
-    are then 0.
+    are then 0. epsilon: added to variances.
     """
     y = np.empty((rows.n_rows, rows.length), scale.dtype)
     mean, inv_std = np.zeros((rows.n_rows, 1)), np.empty((rows.n_rows, 1))
@@ -211,7 +233,10 @@ class _Gradient:
     def __init__(
         self, rows: _Rows, y_grad: HostArray, scale: HostArray, inv_std: HostArray, t: Dtype
     ) -> None:
-        """Take the arrays that all three gradients have; t: dtype of X_grad."""
+        """Take the arrays that all three gradients have; t: dtype of X_grad.
+
+        y_grad: gradient of Y. scale: of a row's elements. inv_std: of rows.
+        """
         self.rows = rows
         self.y_grad = rows.matrix(y_grad)
         self.scale = _wide(scale).reshape(-1)
@@ -249,7 +274,8 @@ class _Gradient:
     ) -> tuple[HostArray, HostArray]:
         """Write X_grad of some rows; return sums over these rows, and which of them are finite.
 
-        x_hat: x^ of these rows, which is overwritten. Sums: (2, length), for scale and bias.
+        which: the rows. x_hat: x^ of them, which is overwritten. is_centred: the normalisation
+        subtracted means. Sums: (2, length), for scale and bias.
         """
         kind, n = x_hat.dtype, self.rows.length
         dy, inv_std = _as(self.y_grad[which], kind), _as(self.inv_std[which], kind)

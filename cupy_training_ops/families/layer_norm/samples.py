@@ -89,7 +89,10 @@ def inputs(
 
 
 def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Return inputs, the first with SPECIALS at columns 0 and 31 of rows, and two constant rows."""
+    """Return inputs, the first with SPECIALS at columns 0 and 31 of rows, and two constant rows.
+
+    types: the dtypes of X and of Y.
+    """
     shape = (2 * len(SPECIALS) + 2, 67)
     first, *others = inputs(rng, name, shape, types)
     # What a gradient makes of large elements and small ones has few digits.
@@ -115,7 +118,10 @@ def _label(types: tuple[Any, Any], label: str) -> str:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
-    """Yield an ordinary sample of each combination of types, and other shapes of one each."""
+    """Yield an ordinary sample of each combination of types, and other shapes of one each.
+
+    number: the operator's place among all, which picks the types of each shape.
+    """
     for types in TYPES:
         make = partial(inputs, name=name, shape=(16, 64), types=types)
         yield Sample(name, _label(types, "ordinary"), make, _attributes(name, types, None))

@@ -61,7 +61,10 @@ BLOCKS = 16  # of a launch for a norm, for each multiprocessor
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
-    """Plan a launch of `symbol` in `grid` blocks; w, grad: dtypes of weights and gradients."""
+    """Plan a launch of the kernel `symbol` in `grid` blocks, with the arguments `args`.
+
+    w, grad: the dtypes of weights and gradients that it is compiled for.
+    """
     counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": POINTERS, "ONE_LIST": ONE_LIST}
     binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, STEP_NBYTES=STEP_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
@@ -90,6 +93,7 @@ class SGDOptimizer(Op):
     types: ClassVar[Types] = {"T": FLOATS, "L": common.NUMBERS}
 
     def infer(self, eta: object, w: Spec, g: Spec) -> tuple[Inferred, ...]:
+        """Return the specs of NW and NG, both that of W; refuse a G of another shape."""
         common.refuse_other_shapes(self.name, "G", g, "W", w)
         return w, w
 
@@ -114,7 +118,11 @@ def _rule(
     maximize: bool = False,
     seed: int | None = None,
 ) -> np.void:
-    """Return the kernels' SGDRule; seed: None rounds to nearest, else bfloat16 at random."""
+    """Return the kernels' struct SGDRule.
+
+    momentum, dampening, weight_decay, nesterov, maximize: the attributes of SGDMomentumList. seed:
+    rounding_seed: bfloat16 weights are rounded at random by it; None: all to nearest.
+    """
     return by_value(
         SGDRule,
         momentum=momentum,
@@ -132,14 +140,15 @@ def _sgd(
 ) -> Plan:
     """Plan a step of gradient descent over lists.
 
-    inputs: lists of weights, gradients, low-precision weights and momenta. outputs: those of the
-    same lists but gradients. A list is None where it is absent. numbers: the kernel's SGDRule,
-    learning rate, step, loss scale, norm, largest norm, update signal. signalled: the output for
-    the update signal.
+    inputs: lists of weights, gradients, low-precision weights and momenta. outputs: of weights,
+    low-precision weights and momenta. A list is None where it is absent. numbers: struct SGDRule,
+    learning rate, step, loss scale, norm, largest norm, update signal. signalled: the output that
+    gets a copy of the update signal, or None.
     """
     w, g, mixed, momenta = inputs
     new_w, new_mixed, new_momenta = outputs
     mixed, new_mixed, is_bfloat16 = common.low_precision_lists(mixed, new_mixed)
+    # Outputs by the index of the input list that each replaces.
     written = {0: new_w, 2: new_mixed, 3: new_momenta or ()}
     columns = Columns.of((w, g, mixed, momenta or ()), written, POINTERS)
     sizes, chunk = [spec.size for spec in w], STEP_NBYTES // w[0].dtype.itemsize
@@ -182,7 +191,10 @@ class SGDOptimizerV2(Op):
         return common.signal(update), w
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan a step of SGD without scaling, clipping, decay and momentum."""
+        """Plan a step of SGD without scaling, clipping, decay and momentum.
+
+        specs: the four inputs, then the two outputs, as declared.
+        """
         lr, w, g, update, updated, new_w = specs
         numbers = (_rule(), lr, 0, 1.0, common.ABSENT_NORM, math.inf, common.value_or(update, True))
         return _sgd((w, g, None, None), (new_w, None, None), numbers, updated)
@@ -232,14 +244,22 @@ class SGDOptimizerList(Op):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
-        """Check the lists; return the specs of signal, weights and low-precision weights."""
+        """Check the lists; return the specs of signal, weights and low-precision weights.
+
+        lr, w, g, mixed: inputs as declared (mixed: low-precision weights, or None). numbers: loss
+        scale, norm, max_norm, update signal, each None if left out; of a subclass more behind.
+        """
         common.refuse_none(self.name, "weights", w)
         common.refuse_other_shapes(self.name, "gradients", g, "weights", w)
         common.refuse_other_shapes(self.name, "mixed_precision_weights", mixed, "weights", w)
         return common.signal(numbers[3]), w, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """Plan the step, also of the subclass, which has a step and momenta behind these inputs."""
+        """Plan the step, and launches that pass the update signal on and count the step.
+
+        specs: the inputs as declared, then the outputs. A subclass has a step and momenta behind
+        the inputs, and both after the step behind the outputs.
+        """
         lr, w, g, mixed, loss_scale, norm, max_norm, update, *others = specs[: -len(self.outputs)]
         updated, new_w, new_mixed, *new = specs[-len(self.outputs) :]
         step, momenta = others or (0, None)
@@ -259,7 +279,7 @@ class SGDOptimizerList(Op):
         return steps.then(common.count_step(count, lr, step, numbers[3], update, counted))
 
     def rule(self, *rates: float) -> np.void:
-        """Return the kernels' SGDRule of the attributes, or with (weight_decay,) for `rates`."""
+        """Return the kernels' SGDRule; rates: (weight_decay,) in place of the attribute, or ()."""
         (weight_decay,) = rates or (self.weight_decay,)
         return _rule(weight_decay=weight_decay, maximize=self.maximize)
 
@@ -303,7 +323,10 @@ class SGDMomentumList(SGDOptimizerList):
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
-        """Return what the base infers, the step after this one, and momenta."""
+        """Return what the base infers, the step after this one, and momenta.
+
+        numbers: those of the base (loss scale, norm, max_norm, update signal), step and momenta.
+        """
         *others, step, momenta = numbers
         inferred = super().infer(lr, w, g, mixed, *others)
         common.refuse_other_shapes(self.name, "momenta", momenta, "weights", w)
@@ -312,7 +335,10 @@ class SGDMomentumList(SGDOptimizerList):
         return *inferred, common.new_step(self.name, "step", step, others[3]), momenta
 
     def rule(self, *rates: float) -> np.void:
-        """Return the SGDRule of the attributes, or with `rates` for momentum, dampening, decay."""
+        """Return the kernels' SGDRule; rates: (momentum, dampening, weight_decay), or ().
+
+        With () these are the attributes.
+        """
         return _rule(
             *(rates or (self.momentum, self.dampening, self.weight_decay)),
             nesterov=self.nesterov,
@@ -325,7 +351,10 @@ class SGDMomentumList(SGDOptimizerList):
 
 
 def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -> Plan:
-    """Plan the norm of a list; results: arrays for the norm and for the bool that it is finite."""
+    """Plan the norm of the arrays xs, with partial sums in `scratch`.
+
+    results: arrays for the norm and for the bool that it is finite, each None if not wanted.
+    """
     dtype, most = xs[0].dtype, BLOCKS * device.multiprocessors
     launch = partial(_launch, "optimizer__norm", w=computed_in(dtype), grad=dtype)
     batches = one_or_more_batches(xs, CHUNK_NBYTES, ONE_LIST)
@@ -392,12 +421,15 @@ class InplaceClipGradNorm(Op):
         return (xs,)
 
     def plan(self, device: Device, xs: Specs, clipped: Specs) -> Plan:
-        """Plan the norm, into scratch memory, then a launch that scales gradients by it."""
+        """Plan the norm, into scratch memory, then launches that scale gradients by it.
+
+        xs: the gradients. clipped: the outputs: the same arrays, or others if the caller gave them.
+        """
         scratch = ScratchMemory()
         norm = scratch.take(1, FLOAT64)
-        first = _norm(device, xs, scratch, norm, None)
-        # A launch's table has addresses of gradients, and of clipped ones that lie apart.
-        columns = Columns.of((xs,), {0: clipped}, POINTERS)
+        first = _norm(device, xs, scratch, norm, None)  # None: no array for is_finite
+        # A launch's table of addresses: of inputs, and of outputs that are other arrays.
+        columns = Columns.of((xs,), {0: clipped}, POINTERS)  # output list 0 replaces input list 0
         dtype, sizes = xs[0].dtype, [x.size for x in xs]
         launch = partial(_launch, "inplace_clip_grad_norm", w=computed_in(dtype), grad=dtype)
         second = common.over_lists(

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Gradient descent and clipping in NumPy. Formulas: the classes in `operators.py`."""
+"""Gradient descent and clipping in NumPy. Formulas: the classes in `operators.py`.
+
+Steps over lists have, as declared there: lr, the learning rate; weights, gradients and momenta,
+lists of arrays; mixed_precision_weights, low-precision arrays, some None, that get the new weights
+too; loss_scale, which gradients were multiplied by; gradient_norm of all gradients and max_norm,
+which it is clipped to; update_signal, False to change nothing; step, from 1 on. None: left out.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +72,11 @@ def sgd_optimizer_list(
     update_signal: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists | None]:
-    """Return update signal, w - lr (g / divisor + weight_decay w) for each array, and copies."""
+    """Return update signal, new weights and low-precision copies (None without them).
+
+    weights[i] - lr (gradients[i] / divisor + weight_decay weights[i]); the divisor unscales and
+    clips (gradient_divisor). rule: attributes weight_decay and maximize.
+    """
     return sgd_momentum_list(
         lr, weights, gradients, mixed_precision_weights, loss_scale, gradient_norm, max_norm,
         update_signal, **rule,
@@ -89,8 +99,8 @@ def sgd_momentum_list(
 ) -> tuple[HostArray, Lists, Lists | None, HostArray, Lists | None]:
     """Return update signal, weights, low-precision copies, step and momenta after a step.
 
-    weights[i] -= lr u, u the gradient or its momentum; see _direction. All are unchanged where the
-    step is skipped.
+    weights[i] -= lr u, u the gradient or its momentum (`_direction`). All are unchanged where the
+    step is skipped. Copies and momenta are None where they are left out. rule: the attributes.
     """
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
@@ -122,9 +132,11 @@ def _direction(
     step: int,
     rule: MomentumRule,
 ) -> tuple[HostArray, HostArray]:
-    """Return u of w -= lr u, and the new momentum, in the type that is computed in.
+    """Return u of w -= lr u, and the new momentum, in float32 or float64 (`computed_in`).
 
-    Both are g / divisor + weight_decay w where there is no momentum.
+    w, g, momentum: one weight, its gradient, and its momentum or None, without which both are
+    g / divisor + weight_decay w. step: this step's number; in 1 the momentum begins as that
+    gradient. rule: attributes of the operator.
     """
     kind = computed_in(w.dtype)
     g = g.astype(kind) / kind.type(divisor)

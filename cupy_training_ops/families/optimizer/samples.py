@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of gradient descent, norms of gradients and clipping."""
+"""Sample inputs of gradient descent, norms of gradients and clipping.
+
+In makers of inputs: w, g, t, copy are the dtypes of weights, gradients, a tensor, and low-precision
+weights; shapes are those of a list's arrays, one for each.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
 
 
 def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
-    """Return a list of random arrays, one of each shape, but None for every third."""
+    """Return a list of random arrays, one of each shape, but None for every third: 1, 4, 7, ..."""
     pairs = enumerate(arrays(rng, shapes, dtype))
     return [None if i % 3 == 1 else array for i, array in pairs]
 
@@ -74,7 +78,10 @@ def _list_step(
     lr: Any = 0.5,
     flag: tuple[Any, ...] = (),
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step over lists: lr, weights of type w, gradients of g, a signal."""
+    """Return the inputs of a step over lists: lr, weights, gradients, and those in `flag`.
+
+    flag: (update signal,), or () to leave it out.
+    """
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), *flag
 
 
@@ -86,9 +93,9 @@ def _full_step(
     numbers: tuple[Any, ...],
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step with low-precision copies of type `copy`.
+    """Return inputs of SGDOptimizerList: lr, weights, gradients, low-precision copies, the others.
 
-    numbers: lr, loss scale, norm, largest norm, update signal.
+    numbers: lr, loss scale, norm, largest norm, update signal; a number or an array of one each.
     """
     lr, *others = numbers
     return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), holes(rng, shapes, copy), *others
@@ -135,7 +142,10 @@ def _sgd_v2() -> Iterator[Sample]:
 
 
 def _by_lists(name: str, pairs: Any, maker: Any) -> Iterator[Sample]:
-    """Yield a sample of each of LISTS, with inputs maker(rng, w=, g=, shapes=), types in turn."""
+    """Yield a sample of `name` for each of LISTS, with inputs maker(rng, w=, g=, shapes=).
+
+    pairs: dtypes (w, g), of which the i-th sample has the i-th, from the start again at the end.
+    """
     for i, (label, shapes, offset) in enumerate(LISTS):
         w, g = pairs[i % len(pairs)]
         make = partial(maker, w=w, g=g, shapes=shapes)
@@ -201,7 +211,11 @@ def _momentum_step(
     copy: Any = None,
     shapes: tuple[Shape, ...] = ORDINARY,
 ) -> tuple[Any, ...]:
-    """Return the inputs of a step with momenta; numbers: as in _full_step, and the step."""
+    """Return SGDMomentumList's inputs: lr, weights, gradients, copies, the other numbers, momenta.
+
+    numbers: lr, loss scale, norm, largest norm, update signal, step; a number or an array of one
+    each. copy: None for no low-precision copies.
+    """
     lr, *others = numbers
     copies = None if copy is None else holes(rng, shapes, copy)
     momenta = arrays(rng, shapes, computed_in(w))
@@ -209,7 +223,10 @@ def _momentum_step(
 
 
 def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
-    """Yield samples of a norm over lists: each type, NaN and infinities, each list of shapes."""
+    """Yield samples of `name`, which takes a list's norm, with these attributes.
+
+    Each type, with ordinary numbers, NaN and infinities; each list of shapes.
+    """
     for t in FLOATS:
         own = dtype_name(t)
         yield Sample(name, f"{own}-ordinary", partial(_gradients, t=t), attributes)

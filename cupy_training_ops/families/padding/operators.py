@@ -62,7 +62,10 @@ class SliceGrad(Op):
     bitwise_exact = True
 
     def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
-        """Return the spec of dX; refuse a dY with another number of elements than the slice."""
+        """Return the spec of dX; refuse a dY with another number of elements than the slice.
+
+        bounds: starts, ends, axes and steps, the last two None where they are left out.
+        """
         axes = self._sliced_axes(shape, *bounds)
         size = math.prod(axis.count for axis in axes)
         if dy.size != size:
@@ -162,7 +165,10 @@ def sliced_axes(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> list[SlicedAxis]:
-    """Return the slice of every axis of `shape`, by the rules of ONNX Slice 13."""
+    """Return the slice of every axis of `shape`, by the rules of ONNX Slice 13.
+
+    The i-th of starts, ends and steps is for axis axes[i]; axes that are not named are whole.
+    """
     sliced = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         extent = shape[axis]
@@ -210,6 +216,7 @@ class _Rows(Op):
         """Return (config, divisor by the words of a row, macros) of a launch that writes y.
 
         x, y: arrays of rows of `width` elements, which are copied in words of 1 to 16 bytes.
+        indices: row numbers, by whose dtype the kernel is compiled.
         """
         nbytes = width * y.dtype.itemsize
         words = words_of((y, x), (width,), nbytes)
@@ -244,7 +251,7 @@ class FlattenAndUnpad(_Rows):
         return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
 
     def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
-        """Plan one launch that copies rows by indices."""
+        """Plan one launch that copies rows by indices; dims, (M1, M2), is written on the host."""
         config, words, binding = self.rows(x, indices, y, math.prod(y.shape[1:]))
         arguments = (x, indices, y, math.prod(x.shape[:2]), indices.size, words)
         return Plan((Launch("flatten_and_unpad", config, arguments, binding),))
@@ -269,7 +276,7 @@ class PadAndUnflatten(_Rows):
     outputs = (Output("output", "T", shape="shape (M1, M2, ...)"),)
 
     def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
-        """Return the spec of output; refuse rows that are not one for each index."""
+        """Return the spec of output, by dims = (M1, M2); refuse rows that are not one an index."""
         self.check_indices(indices)
         if len(dims) != 2:
             refuse(self.name, "unflatten_dims", "two extents (M1, M2)", f"{dims}")
@@ -279,7 +286,10 @@ class PadAndUnflatten(_Rows):
         return (Spec((*dims, *x.shape[1:]), x.dtype),)
 
     def plan(self, device: Device, x: Spec, indices: Spec, dims: tuple[int, ...], y: Spec) -> Plan:
-        """Plan a launch that finds the last row with each index, and one that copies rows."""
+        """Plan a launch that finds the last row with each index, and one that copies rows.
+
+        dims: (M1, M2), the first extents of y.
+        """
         n_rows, scratch = math.prod(dims), ScratchMemory()
         last_rows = scratch.take(n_rows, INT64)
         config, words, binding = self.rows(x, indices, y, math.prod(x.shape[1:]))

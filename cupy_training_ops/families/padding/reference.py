@@ -21,7 +21,11 @@ def slice_grad(
     axes: Integers | None = None,
     steps: Integers | None = None,
 ) -> HostArray:
-    """Return dX of `shape`: zeros, but dX[slices] = dY."""
+    """Return dX of `shape`: zeros, but dX[slices] = dY.
+
+    The i-th of starts, ends and steps (None: 1 each) is of axis axes[i] (None: of axis i), as in
+    ONNX Slice.
+    """
     slices = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -33,7 +37,10 @@ def slice_grad(
 
 
 def _slice(extent: int, start: int, end: int, step: int) -> slice:
-    """Return ONNX's slice of an axis; a start before the front is 0, also for a negative step."""
+    """Return ONNX's slice start:end:step of an axis with `extent` elements, as Python's.
+
+    A start before the front is 0, also for a negative step.
+    """
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first, last = max(0, min(start, high)), max(low, min(end, high))
@@ -52,7 +59,10 @@ def flatten_and_unpad(x: HostArray, indices: HostArray) -> HostArray:
 def pad_and_unflatten(
     x: HostArray, indices: HostArray, unflatten_dims: tuple[int, int]
 ) -> HostArray:
-    """Return y, zeros but y.reshape(M1 M2, ...)[indices[k]] = x[k], the last k of equal indices."""
+    """Return y, zeros but y.reshape(M1 M2, ...)[indices[k]] = x[k], the last k of equal indices.
+
+    unflatten_dims: (M1, M2), y's first two extents. Indices out of range are skipped.
+    """
     n_rows = math.prod(unflatten_dims)
     y = np.zeros((n_rows, *x.shape[1:]), x.dtype)
     inside = np.flatnonzero((indices >= 0) & (indices < n_rows))

@@ -54,7 +54,10 @@ ROWS: tuple[tuple[str, Shape, Shape, int, int], ...] = (
 def _slice_inputs(
     rng: Generator, shape: Shape, starts: Shape, ends: Shape, axes: Any, steps: Any, dtype: Any
 ) -> tuple[Any, ...]:
-    """Return the inputs of SliceGrad: dY of the shape that the slice has."""
+    """Return the inputs of SliceGrad: dY of the shape that the slice has, and the others as passed.
+
+    starts, ends, steps: one for each of `axes`; None: steps of 1, the first axes.
+    """
     slices = [slice(None)] * len(shape)
     every = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -77,7 +80,10 @@ def _unpad_inputs(
 def _pad_inputs(
     rng: Generator, dims: Shape, rest: Shape, n: int, dtype: Any, index: Any = INT64
 ) -> tuple[Any, ...]:
-    """Return n rows and random indices for them, some equal, some out of range; dims: (M1, M2)."""
+    """Return n rows, random indices for them, some equal, some out of range, and dims = (M1, M2).
+
+    rest: shape of a row. index: dtype of the indices.
+    """
     indices = rng.integers(-1, dims[0] * dims[1] + 1, n).astype(index)
     return values(rng, (n, *rest), dtype), indices, dims
 

@@ -206,6 +206,7 @@ class MaxPoolGrad(_Gradient):
     storage_order = STORAGE_ORDER
 
     def infer(self, dy: Spec, indices: Spec, shape: Shape) -> tuple[Spec, ...]:
+        """Return the spec of dX, of `shape`; refuse a dY or indices of another shape than Y."""
         if indices.shape != dy.shape:
             refuse(self.name, "Indices", f"shape {dy.shape}, like dY", f"shape {indices.shape}")
         return self.gradient_of(dy, shape)

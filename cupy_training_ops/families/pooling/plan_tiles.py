@@ -99,7 +99,10 @@ _POINT = WindowAxis(image=1, output=1, kernel=1, stride=1, dilation=1, pad=0, en
 
 @dataclass(frozen=True)
 class Tiling:
-    """How planes are divided into tiles: `x` is X or dX, `ys` are arrays of the shape of Y."""
+    """How rows and columns of planes are divided into tiles.
+
+    x: X or dX. ys: arrays of the shape of Y.
+    """
 
     rows: Axis
     columns: Axis
@@ -110,7 +113,10 @@ class Tiling:
     def of(
         cls, windows: Windows, x: Spec, ys: tuple[Spec, ...], *, widest: int, is_gradient: bool
     ) -> Tiling | None:
-        """Return tiles of `widest` columns at most; None for windows that get no own kernel."""
+        """Return tiles of `widest` columns at most; None for windows that get no own kernel.
+
+        x: X or dX. ys: arrays of Y's shape. is_gradient: x is written, else read.
+        """
         axes = _axes(windows, is_gradient)
         if axes is None:
             return None
@@ -152,7 +158,10 @@ class Tiling:
     def plan(
         self, symbol: str, arguments: tuple[object, ...], include_pad: bool | None = None
     ) -> Plan:
-        """Plan a launch of `symbol`, whose parameters are `arguments`, tiles and Planes."""
+        """Plan a launch of `symbol`, whose parameters are `arguments`, tiles and Planes.
+
+        include_pad: of an average, pads count as elements; None: the operator counts none.
+        """
         axes = (self.rows, self.columns)
         planes = by_value(
             Planes,
@@ -169,7 +178,8 @@ class Tiling:
 def _axes(windows: Windows, is_gradient: bool) -> tuple[Axis, Axis] | None:
     """Return the last two axes as rows and columns, of kernels that can be compiled for them.
 
-    Else None: with dilations, windows of too many elements, or windows along a third axis.
+    is_gradient: tiles are of dX. Else None: with dilations, windows of too many elements, or
+    windows along a third axis.
     """
     if any(axis.dilation > 1 < axis.kernel for axis in windows.axes):
         return None

@@ -29,7 +29,10 @@ class _Attributes(TypedDict):
 def max_pool(
     x: HostArray, *, storage_order: int, **attributes: Unpack[_Attributes]
 ) -> tuple[HostArray, HostArray]:
-    """Return the largest element of each window, NaN before all, and its number in all of X."""
+    """Return the largest element of each window, NaN before all, and its number in all of X.
+
+    storage_order: 0 numbers a plane's elements along the last axis first, 1 along the first one.
+    """
     windows = windows_of("MaxPool", x.shape, **attributes)
     numbers = _numbers(windows, storage_order)
     y = np.full(windows.y_shape, -np.inf, x.dtype)
@@ -51,7 +54,10 @@ def max_pool_grad(
     storage_order: int,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    """Return dX[i] = sum of dY over the windows whose largest element is i."""
+    """Return dX[i], of `shape`, = sum of dY over the windows whose largest element is i.
+
+    indices: the numbers of these elements, by MaxPool with the same storage_order.
+    """
     windows = windows_of("MaxPoolGrad", shape, **attributes)
     numbers, dx = _numbers(windows, storage_order), np.zeros(shape)
     for at, elements in windows.taps():
@@ -60,7 +66,10 @@ def max_pool_grad(
 
 
 def _numbers(windows: Windows, storage_order: int) -> HostArray:
-    """Return every element's number as Indices count it, in the shape of X."""
+    """Return every element's number as MaxPool's Indices count it, in the shape of X.
+
+    storage_order: 0 numbers a plane along its last axis first, 1 along its first axis.
+    """
     planes = np.arange(windows.batch * windows.channels) * math.prod(windows.image)
     numbers = planes.reshape(windows.batch, windows.channels, *(1,) * len(windows.image))
     places = np.indices(windows.image, sparse=True)
@@ -73,7 +82,7 @@ def _numbers(windows: Windows, storage_order: int) -> HostArray:
 def average_pool(
     x: HostArray, *, count_include_pad: bool, **attributes: Unpack[_Attributes]
 ) -> HostArray:
-    """Return the mean of each window's elements."""
+    """Return the mean of each window's elements; count_include_pad: pads count, as zeros."""
     windows = windows_of("AveragePool", x.shape, **attributes)
     y = np.zeros(windows.y_shape)
     for at, elements in windows.taps():
@@ -89,7 +98,10 @@ def average_pool_grad(
     count_include_pad: bool,
     **attributes: Unpack[_Attributes],
 ) -> HostArray:
-    """Return dX[i] = sum of dY / count over the windows that contain i."""
+    """Return dX[i], of `shape`, = sum of dY / count over the windows that contain i.
+
+    count: elements of a window, with count_include_pad also in pads.
+    """
     windows = windows_of("AveragePoolGrad", shape, **attributes)
     shares, dx = dy / _counts(windows, count_include_pad), np.zeros(shape)
     for at, elements in windows.taps():
@@ -98,7 +110,10 @@ def average_pool_grad(
 
 
 def _counts(windows: Windows, include_pad: bool) -> HostArray:
-    """Return how many elements of each window count, in the shape of a plane of Y; at least 1."""
+    """Return how many elements of each window count, in the shape of a plane of Y; at least 1.
+
+    include_pad: elements in pads count too.
+    """
     counts = np.ones(())
     for axis in windows.axes:
         places = np.arange(axis.output) * axis.stride - axis.pad

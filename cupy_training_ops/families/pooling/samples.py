@@ -136,14 +136,15 @@ def _few(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Return AveragePoolGrad's inputs: random dY, and the shape of X."""
+    """Return AveragePoolGrad's inputs for call's windows: random dY, and the shape of X."""
     return _normal(rng, call.windows().y_shape, dtype), call.x
 
 
 def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
     """Return random dY, Indices and the shape of X.
 
-    An index is of a random element of its window, clipped to X, so that some are of no element.
+    call: shape of X, windows and storage order. An index is of a random element of its window,
+    clipped to X, so that some are of no element.
     """
     windows = call.windows()
     dy = _normal(rng, windows.y_shape, dtype)
@@ -159,7 +160,7 @@ def _max_gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
 
 
 def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
-    """Return the inputs of the operator `name`."""
+    """Return the inputs of the operator `name` for the X and windows of `call`."""
     if name.endswith("Grad"):
         return (_max_gradients if name == "MaxPoolGrad" else _gradients)(rng, call, dtype)
     return ((_few if name == "MaxPool" else _normal)(rng, call.x, dtype),)

@@ -102,9 +102,11 @@ def windows_of(
     auto_pad: str,
     ceil_mode: bool,
 ) -> Windows:
-    """Return the windows of an X of shape (N, C, ...); other arguments are ONNX's attributes.
+    """Return the windows of an X of shape x = (N, C, ...); kernel_shape: elements of a window.
 
-    op: name for errors. None stands for ONNX's default: strides and dilations 1, pads 0.
+    op: name for errors. strides, dilations, pads (all at the beginning, then at the end) are for
+    each axis; None: 1, 1 and 0. auto_pad: ONNX's rule for pads ("NOTSET": `pads`). ceil_mode: a
+    last window may reach beyond the pads.
     """
     rank = len(kernel_shape)
     if not 1 <= rank <= MAX_AXES:

@@ -203,7 +203,10 @@ class Pass:
     B: int
 
     def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
-        """Plan a launch of the kernel that suits the shape, from array x to y."""
+        """Plan a launch of the kernel that suits the shape, from array x to y.
+
+        room: the call's scratch memory, from which sums in several parts take theirs.
+        """
         if self.R == 1:
             return self._copy(x, y)
         if self.B > 1:
@@ -243,7 +246,10 @@ class Pass:
         return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
 
     def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
-        """Plan a launch in which blocks sum spans of a row; the last block adds their sums."""
+        """Plan a launch in which blocks sum spans of a row; the last block adds their sums.
+
+        packets: of a row, 16 bytes each. room: has scratch memory for the sums of spans.
+        """
         span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
         n_spans = ceil_div(packets, span)
         shared = room.partial_sums(self.A, n_spans, x.dtype)
@@ -253,8 +259,9 @@ class Pass:
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
         """Plan a launch that sums columns: a thread has a packet of neighbouring columns.
 
-        Threads of a block share `span` of the R rows, n_spans blocks all of them. A slab is one of
-        the A matrices (R, B); a tile is as many packets of a row as a block is wide.
+        room: has scratch memory. Threads of a block share `span` of the R rows, n_spans blocks all
+        of them. A slab is one of the A matrices (R, B); a tile is as many packets of a row as a
+        block is wide.
         """
         width = VEC_NBYTES // x.dtype.itemsize
         whole = self.B % width == 0 and x.aligned and y.aligned
@@ -322,7 +329,7 @@ class ReduceAllL2(Op):
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
-        """Plan a launch for each batch of tensors; the last writes y."""
+        """Plan launches over batches of the tensors xs; the last one writes their norm to y."""
         most = BLOCKS * device.multiprocessors
         launch = partial(_launch, "reduce_all_l2", x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()

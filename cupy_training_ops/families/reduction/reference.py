@@ -19,7 +19,10 @@ def reduce_sum_training(
     keepdims: bool,
     noop_with_empty_axes: bool,
 ) -> HostArray:
-    """Return the sum over axes, floats in float64; data itself where each axis has one element."""
+    """Return the sum over axes, floats in float64; data itself where each axis has one element.
+
+    axes: () is all of them, or none with noop_with_empty_axes. keepdims: they stay, with extent 1.
+    """
     if not axes and noop_with_empty_axes:
         return data
     axes = axes or tuple(range(data.ndim))

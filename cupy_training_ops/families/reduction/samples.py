@@ -78,7 +78,7 @@ def _data_and_axes(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tup
 
 
 def _slack(inputs: Sequence[Any], keepdims: bool = True) -> tuple[Any, ...]:
-    """Return how far each sum may be off by rounding, in the shape of `reduced`."""
+    """Return how far each sum may be off by rounding, in the output's shape; inputs: data, axes."""
     data, axes = inputs
     sums = rounding_of_sums(data, axes, data.dtype)
     return (np.expand_dims(sums, axes) if keepdims else sums,)

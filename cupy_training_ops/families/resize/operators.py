@@ -89,7 +89,7 @@ class ResizeGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, x: Spec, roi: object, scales: Scales) -> tuple[Spec]:
-        """Check shapes and scales; return the spec of dX, that of X."""
+        """Check shapes and scales; return the spec of dX, that of X; roi is not used."""
         for name, spec in (("dY", dy), ("X", x)):
             if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
                 expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
@@ -116,7 +116,10 @@ class ResizeGrad(Op):
     def plan(
         self, device: Device, dy: Spec, x: Spec, roi: object, scales: Scales, dx: Spec
     ) -> Plan:
-        """Plan one launch: of the kernel for X that was doubled, or of the general one by tiles."""
+        """Plan one launch: of the kernel for X that was doubled, or of the general one by tiles.
+
+        scales: of the four axes, or None. roi is not used.
+        """
         compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
         axes = [
             self._axis(dx.shape[i], dy.shape[i], scales[i] if scales else None, compute.type)

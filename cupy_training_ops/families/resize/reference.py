@@ -29,7 +29,11 @@ def resize_grad(
     extrapolation_value: float,
     nearest_mode: str,
 ) -> HostArray:
-    """Return dX of linear interpolation: dY shared out to its two neighbours, axis after axis."""
+    """Return dX of linear interpolation: dY shared out to its two neighbours, axis after axis.
+
+    x: has the shape of dX. scales: outputs for a pixel, of each of the four axes; None: from the
+    shapes. Of the attributes only coordinate_transformation_mode matters.
+    """
     del roi, mode, antialias, axes, keep_aspect_ratio_policy  # none changes anything
     del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
     dx = dy.astype(np.float64)
@@ -48,7 +52,8 @@ def _taps(
 ) -> tuple[HostArray, HostArray]:
     """Return the pixel below each of m outputs, and what an output takes of the next pixel, 0 to 1.
 
-    n: pixels along the axis. real: type that positions are computed in.
+    n: pixels along the axis. scale: outputs for a pixel; None: m / n. align_corners: first and last
+    outputs lie on the first and last pixels. real: type that positions are computed in.
     """
     o = np.arange(m, dtype=real)
     if align_corners:

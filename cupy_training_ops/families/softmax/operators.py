@@ -24,11 +24,11 @@ class _AlongAxis(Op):
     """Base of all: arrays of one shape and type, and a plan over the lines along `axis`."""
 
     types: ClassVar[Types] = {"T": FLOATS}
-    kernels: ClassVar[Kernels]
+    kernels: ClassVar[Kernels]  # their names, by how lines are divided among threads
     axis = attribute(integer, -1, doc="from -rank to rank - 1")
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
-        """Return the spec of the output, that of the first input; refuse other shapes."""
+        """Return the spec of the output, that of the first of `inputs`; refuse other shapes."""
         first = inputs[0]
         from_front(self.name, self.axis, len(first.shape))
         for declared, spec in zip(self.inputs, inputs, strict=True):

@@ -81,7 +81,10 @@ def _calls(name: str, number: int) -> Iterator[Sample]:
 
 
 def _samples(name: str, number: int) -> Iterator[Sample]:
-    """Yield an operator's samples, with special values for the forwards."""
+    """Yield the samples of operator `name`, with special values for the forwards.
+
+    number: its place among all, from which the dtypes of CALLS go round.
+    """
     yield from _calls(name, number)
     if name in ("Softmax", "LogSoftmax"):
         for dtype in (FLOAT32, *FLOATS[2:]):

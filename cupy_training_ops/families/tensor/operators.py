@@ -111,7 +111,7 @@ class ConcatTraining(Op):
     bitwise_exact = True
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Inferred, ...]:
-        """Return the spec of the joined array, and the lengths along the axis as int64."""
+        """Return the spec of the arrays xs joined, and their lengths along the axis as int64."""
         if not xs:
             refuse(self.name, "inputs", "at least one array", "an empty list")
         axis = from_front(self.name, self.axis, len(xs[0].shape))
@@ -124,7 +124,7 @@ class ConcatTraining(Op):
         return Spec(joined, xs[0].dtype), np.array(lengths, INT64)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec, lengths: Spec) -> Plan:
-        """Plan a launch that writes y in words, whose arguments or table say where parts start.
+        """Plan a launch that joins xs to y in words; arguments or a table say where parts start.
 
         y is seen as n_rows rows; a part is an input with elements, `widths` of them in a row, and
         `starts` are words of a row. A table is in scratch memory, for more parts than arguments
@@ -161,7 +161,7 @@ def _starts(widths: Iterable[int]) -> list[int]:
 
 
 def _even(n: int, parts: Sequence[Spec]) -> np.void:
-    """Return a Divisor by n / parts, with which kernels guess the part that a word is in."""
+    """Return a Divisor by n / len(parts), with which kernels guess the part that a word is in."""
     return divisor(max(1, n // len(parts)))
 
 
@@ -175,8 +175,9 @@ def _by_table(
 ) -> Plan:
     """Plan launches that write the table of parts to scratch memory, and `symbol`, which reads it.
 
-    head: the kernel's first arguments; behind them are the number of parts and the table. starts:
-    words of a row at which parts start, and where the last one ends.
+    head: the kernel's first arguments; behind them are the number of parts and the table. config:
+    its grid and block. parts: the arrays. starts: words of a row at which parts start, and where
+    the last one ends. words: size of the words that are copied.
     """
     scratch = ScratchMemory()
     table = scratch.take(len(starts), Part.of().dtype)
@@ -190,7 +191,8 @@ def _fill(
 ) -> Iterator[Launch]:
     """Yield launches that write table[i] = (address of parts[i], starts[i]).
 
-    Each has as many parts as its arguments hold; a last entry has the end of the last part.
+    Each has as many parts as its arguments hold; a last entry has the end of the last part. starts:
+    words of a row; words: their size.
     """
     most = CAPACITIES[-1]
     for first in range(0, len(parts), most):
@@ -204,7 +206,11 @@ def _fill(
 def _even_fill(
     table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
 ) -> Iterator[Launch]:
-    """Yield launches that write the table of `_fill` where starts[i] = i * starts[1]."""
+    """Yield launches that write table[i] = (address of parts[i], i * starts[1]).
+
+    starts: as many multiples of starts[1] as there are parts, and one more. words: size of the
+    words that starts count.
+    """
     config = Config((1,), (EVEN_CAPACITY + 1,))
     for first in range(0, len(parts), EVEN_CAPACITY):
         batch = tuple(parts[first : first + EVEN_CAPACITY])
@@ -231,7 +237,10 @@ def _launch(
     words: Words,
     capacity: int = CAPACITIES[0],
 ) -> Launch:
-    """Plan a launch that copies `words`, with room for `capacity` arrays in its arguments."""
+    """Plan a launch of the kernel `symbol` that copies words, with grid and block of `config`.
+
+    words: their size. capacity: arrays that its arguments have room for.
+    """
     return Launch(symbol, config, arguments, words.slots | {"CAPACITY": str(capacity)})
 
 
