@@ -24,6 +24,7 @@ struct Rows {
     Divisor items, n_rows, outer;
     bool heads_last, per_batch;
 
+    // The row of cos and sin of a row of x.
     __device__ i64 angles_of(i64 row) const {
         const i64 quotient = fast_division::quotient(row, outer);
         if (heads_last)
@@ -33,8 +34,8 @@ struct Rows {
     }
 };
 
-// Rotates ITEMS_OF_THREAD items, THREADS apart, from `first` on. All of x is loaded before the first
-// store, so that y may be x.
+// Rotates ITEMS_OF_THREAD items of W elements, THREADS items apart, from item `first` on; with GRADIENT
+// by the transposed matrices. All of x is loaded before the first store, so that y may be x.
 template <bool GRADIENT, int W, int ITEMS_OF_THREAD>
 __device__ __forceinline__ void rotate_items(const T* x, const T* cosines, const T* sines, T* y,
                                              i64 first, const Rows& rows) {
@@ -53,10 +54,10 @@ __device__ __forceinline__ void rotate_items(const T* x, const T* cosines, const
 #pragma unroll
     for (int i = 0; i < ITEMS_OF_THREAD; ++i) {
         ACC cos1[W], cos2[W], sin1[W], sin2[W], y1[W], y2[W];
-        vec::widen<T, true>(cosines + angles[i], cos1);
-        vec::widen<T, true>(cosines + angles[i] + half, cos2);
-        vec::widen<T, true>(sines + angles[i], GRADIENT ? sin2 : sin1);
-        vec::widen<T, true>(sines + angles[i] + half, GRADIENT ? sin1 : sin2);
+        vec::widen<T, /*CONSTANT=*/true>(cosines + angles[i], cos1);
+        vec::widen<T, /*CONSTANT=*/true>(cosines + angles[i] + half, cos2);
+        vec::widen<T, /*CONSTANT=*/true>(sines + angles[i], GRADIENT ? sin2 : sin1);
+        vec::widen<T, /*CONSTANT=*/true>(sines + angles[i] + half, GRADIENT ? sin1 : sin2);
 #pragma unroll
         for (int k = 0; k < W; ++k) {
             const ACC one = to_acc(x1[i].at[k]), other = to_acc(x2[i].at[k]);
@@ -69,7 +70,8 @@ __device__ __forceinline__ void rotate_items(const T* x, const T* cosines, const
     }
 }
 
-// Rotates the items of a block, of n in all.
+// Rotates the items of a block, of n in all; W: elements of an item. The other arguments are those of
+// rotate_items.
 template <bool GRADIENT, int W>
 __device__ __forceinline__ void rotate(const T* x, const T* cosines, const T* sines, T* y, i64 n,
                                        const Rows& rows) {
@@ -87,13 +89,16 @@ __device__ __forceinline__ void rotate(const T* x, const T* cosines, const T* si
 
 using namespace cto;
 
+// Of all kernels: cosines, sines: (1, or with per_batch the batch, n_rows, width). n: items of all rows.
+// items, n_rows, outer, heads_last, per_batch: the fields of Rows.
+
 // y = x, rotated, by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary_halves(const T* x, const T* cosines, const T* sines, T* y, i64 n,
                   const __grid_constant__ Divisor items, const __grid_constant__ Divisor n_rows,
                   const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
     const Rows rows{items, n_rows, outer, heads_last, per_batch};
-    rotate<false, vec::WIDTH<T>>(x, cosines, sines, y, n, rows);
+    rotate</*GRADIENT=*/false, vec::WIDTH<T>>(x, cosines, sines, y, n, rows);
 }
 // y = x, rotated, element by element.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -102,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                           const __grid_constant__ Divisor n_rows,
                           const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
     const Rows rows{items, n_rows, outer, heads_last, per_batch};
-    rotate<false, 1>(x, cosines, sines, y, n, rows);
+    rotate</*GRADIENT=*/false, 1>(x, cosines, sines, y, n, rows);
 }
 // dx = dy times the transposed rotations, by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -111,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        const __grid_constant__ Divisor n_rows,
                        const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
     const Rows rows{items, n_rows, outer, heads_last, per_batch};
-    rotate<true, vec::WIDTH<T>>(dy, cosines, sines, dx, n, rows);
+    rotate</*GRADIENT=*/true, vec::WIDTH<T>>(dy, cosines, sines, dx, n, rows);
 }
 // dx = dy times the transposed rotations, element by element.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -121,5 +126,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                const __grid_constant__ Divisor outer, bool heads_last,
                                bool per_batch) {
     const Rows rows{items, n_rows, outer, heads_last, per_batch};
-    rotate<true, 1>(dy, cosines, sines, dx, n, rows);
+    rotate</*GRADIENT=*/true, 1>(dy, cosines, sines, dx, n, rows);
 }

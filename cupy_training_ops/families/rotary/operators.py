@@ -26,14 +26,19 @@ SIN = Input("sin", "T", shape=ANGLES, doc="sines of the angles of each position"
 
 
 class _Rotary(Op):
-    """Base of both: one launch, a thread for some elements of a row's first half."""
+    """Base of both: one launch, a thread for some elements of a row's first half.
+
+    Methods have the inputs' specs by names in small letters: x (X or dY), cos and sin; y: the
+    output, Y or dX.
+    """
 
     domain = "cupy_training_ops"
     types: ClassVar[Types] = {"T": FLOATS}
-    kernels: ClassVar[tuple[str, str]]  # of vectors, of single elements
+    kernels: ClassVar[tuple[str, str]]  # their names: of vectors, of single elements
     heads_last = attribute(boolean, False, doc="heads lie between a row and the next one")
 
     def infer(self, x: Spec, cos: Spec, sin: Spec) -> tuple[Spec, ...]:
+        """Return the spec of the output, that of the first input; refuse other shapes."""
         name = self.inputs[0].name
         if len(x.shape) != 4 or x.shape[3] % 2:
             refuse(self.name, name, "rank 4 and an even last extent", f"shape {x.shape}")
@@ -48,6 +53,7 @@ class _Rotary(Op):
         return (Spec(x.shape, x.dtype),)
 
     def plan(self, device: Device, x: Spec, cos: Spec, sin: Spec, y: Spec) -> Plan:
+        """Plan one launch, by vectors where half rows are whole ones and all arrays aligned."""
         batch, first, second, width = x.shape
         heads, rows = (second, first) if self.heads_last else (first, second)
         n = VEC_NBYTES // x.dtype.itemsize  # elements of a vector

@@ -14,6 +14,10 @@ from ...rules.widening import quiet
 
 @quiet
 def rotary_halves(x: HostArray, cos: HostArray, sin: HostArray, *, heads_last: bool) -> HostArray:
+    """Return Y: x rotated by cos and sin (1 or batch, rows, width).
+
+    x: (batch, heads, rows, width), or (batch, rows, heads, width) with heads_last.
+    """
     return _rotated(x, cos, sin, heads_last, is_gradient=False)
 
 
@@ -21,13 +25,14 @@ def rotary_halves(x: HostArray, cos: HostArray, sin: HostArray, *, heads_last: b
 def rotary_halves_grad(
     dy: HostArray, cos: HostArray, sin: HostArray, *, heads_last: bool
 ) -> HostArray:
+    """Return dX: dy, of the shape of dX, by the transposed matrices of rotary_halves."""
     return _rotated(dy, cos, sin, heads_last, is_gradient=True)
 
 
 def _rotated(
     x: HostArray, cos: HostArray, sin: HostArray, heads_last: bool, *, is_gradient: bool
 ) -> HostArray:
-    """Rotate some rows at a time; with is_gradient by the transposed matrices."""
+    """Return x, rotated some rows at a time; with is_gradient by the transposed matrices."""
     y, kind, half = np.empty(x.shape, x.dtype), working_type(x), x.shape[-1] // 2
     axis = 1 if heads_last else 2
     step = max(1, PIECE // max(1, math.prod(x.shape[1:]) // max(1, x.shape[axis])))
@@ -49,4 +54,5 @@ def _rotated(
 
 
 def _halves(x: HostArray, half: int, kind: np.dtype) -> tuple[HostArray, HostArray]:
+    """Return the first `half` elements of x's rows and the others, in the type `kind`."""
     return x[..., :half].astype(kind, copy=False), x[..., half:].astype(kind, copy=False)

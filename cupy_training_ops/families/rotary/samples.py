@@ -10,8 +10,8 @@ from typing import Any
 from ...dtypes import FLOATS, dtype_name
 from ...samples import Generator, Sample, Shape
 
-# label, shape, extent of cos and sin by which they have one for each of the batch, heads_last,
-# offset. Half a row of "odd" is no whole vector; "large" fills several blocks and ends inside one.
+# label, shape of X, first extent of cos and sin (1, or as many as the batch), heads_last, offset.
+# Half a row of "odd" is no whole vector; "large" fills several blocks and ends inside one.
 CALLS: tuple[tuple[str, Shape, int, bool, int], ...] = (
     ("ordinary", (2, 3, 5, 64), 1, False, 0),
     ("ordinary-last", (2, 5, 3, 64), 1, True, 0),
@@ -28,12 +28,13 @@ CALLS: tuple[tuple[str, Shape, int, bool, int], ...] = (
 def inputs(
     rng: Generator, shape: Shape, n_angles: int, heads_last: bool, dtype: Any
 ) -> tuple[Any, ...]:
-    """X or dY, cos and sin."""
+    """Return X or dY of this shape, cos and sin, of which there are n_angles: 1 or the batch."""
     angles = n_angles, shape[1 if heads_last else 2], shape[3]
     return tuple(rng.standard_normal(each).astype(dtype) for each in (shape, angles, angles))
 
 
 def _samples(name: str) -> Iterator[Sample]:
+    """Yield the samples of operator `name`: each of CALLS in every dtype."""
     for label, shape, n_angles, heads_last, offset in CALLS:
         for dtype in FLOATS:
             make = partial(
