@@ -144,7 +144,7 @@ class Backend(Protocol):
         """Return the addresses of the first elements; 0 for None."""
 
     def states(self, arrays: Sequence[Any]) -> list[object]:
-        """Return for each array all that may change of it while it lives, such as its shape.
+        """Return for each array what may change while it lives, as its shape; None for None.
 
         If the states of the same objects are equal, they are as before.
         """

@@ -39,8 +39,9 @@ struct Blocks {
         const i64 row = part.part * walk.n_channels() + walk.first_channel(tile);
         walk.sum(tile, part.part, scratch.partials + row * Op::template State<1>::FIELDS, shared);
     }
-    // Counts item `number` as summed; after the last part of a tile, computes its coefficients.
-    // `last` is in shared memory.
+    // Counts item `number` as summed. The block that counts the last part of a tile stores its
+    // channels' coefficients, releases blocks that wait for them, and writes the channels' outputs.
+    // All threads call it. last: in shared memory, set to true in that block.
     __device__ void finish(u32 number, bool& last) const {
         const Item part = item(number, /*sums=*/true);
         const u32 tile = schedule.first_tile + part.tile;

@@ -17,7 +17,8 @@ struct FloatRowSums {
     float sum = 0, stage_sum = 0;
     bool wanted;
 
-    // Adds slice k of the stage in shared memory; k = 0, ..., SLICES - 1 in turn.
+    // Adds slice k of a stage in shared memory, which begins with A; k = 0, ..., SLICES - 1 in turn.
+    // All threads call it, if `wanted`.
     __device__ __forceinline__ void add(const u8* stage, int k) {
         const int row = threadIdx.x % Tile::ROWS;
         const int first_line = k * Tile::K + threadIdx.x / Tile::ROWS * LINES;

@@ -107,6 +107,7 @@ struct TensorProduct {
                           tensor_core::place_in_b<E, Tile::BY_COLUMNS>(Tile::B_PITCH));
     }
     // D += the product over half 0 or 1 (K of the sum) of a part in shared memory, A and then B.
+    // Where tensor cores cut floats off (IS_CUT), A and B are enlarged first, which makes up for it.
     __device__ __forceinline__ void add(const E* part, int half) {
         const E* const a_of = part + place_in_a + Tile::a_at(0, half * K);
         const E* const b_of = part + place_in_b + Tile::b_at(half * K, 0);

@@ -5,7 +5,8 @@
 //     dW[m][c][k] = sum over (n, o) of Y[n][m][o] * X[n][c][o stride - pad + k dilation]
 //
 // A block sums one part of the positions; another launch adds the parts in their order. In types of
-// 2 bytes, blocks of the first columns, which read all of Y, also sum Y for the gradient of a bias.
+// 2 bytes, and in conv__weight_lines, blocks of the first columns, which read all of Y, also sum Y
+// for the gradient of a bias.
 //
 // Y is copied by vectors if its lines are aligned, and X if taps are 1 x 1; else they are gathered.
 //
@@ -198,7 +199,8 @@ __device__ __forceinline__ void write_sums(const Product<Tile>& product, typenam
 }
 
 // y_sums[part][group][first_row + i] = the sum of the tile's row i of Y over the part's positions,
-// for the rows that exist; nothing if y_sums is null. row_sums: the block's RowSums.
+// for the rows that exist; nothing if y_sums is null. row_sums: the block's, which write nothing but
+// in blocks of the first columns. All threads call it.
 template <class Sums>
 __device__ __forceinline__ void write_y_sums(const Sums& row_sums, float* y_sums, u32 part,
                                              const WeightTile& tile, const WeightLayout& layout) {

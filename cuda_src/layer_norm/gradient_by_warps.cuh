@@ -290,8 +290,9 @@ struct Gradient {
         vec::widen<X>(x + stage + u * APART, of_x);
         table.template read</*K=*/0>(u, scale);
     }
-    // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift, or with FROM_Y (y -
-    // bias) / scale.
+    // Replaces x[i], elements of slot u of X or Y, by x^: x inv_std + shift (shift: -mean inv_std),
+    // or with FROM_Y (y - bias) / scale, 0 where the scale is 0. Numbers 1 and 2 of the table: 1 /
+    // scale (0 for 0), bias.
     __device__ __forceinline__ void make_x_hat(int u, A (&x)[W], A inv_std, A shift) const {
         if constexpr (FROM_Y) {
             A inverse[W], of_bias[W];

@@ -150,7 +150,7 @@ class LendingCall(BoundCall):
     """A bound call over arrays of other libraries, such as PyTorch's."""
 
     def __call__(self, **values: object) -> Any:
-        """Launch as a bound call does; returns the caller's own objects."""
+        """Launch as a bound call does, with new numbers by name; return the caller's objects."""
         if not self._foreign.detaches:
             self._unchanged.refuse_gradients()
         with self._foreign.stream():

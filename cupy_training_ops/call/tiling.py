@@ -42,7 +42,11 @@ class Part(NamedTuple):
 
 
 class Pieces:
-    """Splits the arrays of a call into pieces, each of the same tiles of every array."""
+    """Splits the arrays of a call into pieces, each of the same tiles of every array.
+
+    arrays: for each input, True if it is split. tiles: elements of a tile, for each input, then
+    each result. row: index of the input that is broadcast along the others' last dimension, or -1.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,6 @@ class Pieces:
         or output; 1 for others. row: name of the input of rank 1 that is broadcast along the
         others' last dimension, or "". order: of dimensions in memory; None: C-contiguous."""
         self.order = order
-        # True for inputs that are split.
         self.arrays = tuple(item.memory == "device" and not item.not_accessed for item in inputs)
         names = (*(item.name for item in inputs), *(result.name for result in results))
         self.tiles = tuple(tiles.get(name, 1) for name in names)

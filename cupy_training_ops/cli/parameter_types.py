@@ -91,7 +91,10 @@ op_option = click.option(
 
 
 def chosen_samples(names: tuple[str, ...]) -> Mapping[str, tuple[Sample, ...]]:
-    """Return {operator: its samples} for these names, for all operators if there are none."""
+    """Return {operator: its samples, () if it has none}; without names, of all operators.
+
+    names: registered names or functions' names.
+    """
     samples = all_samples()
     chosen = [operator(name).name for name in names]
     return {name: samples.get(name, ()) for name in chosen} if chosen else samples

@@ -105,7 +105,7 @@ class Norm:
         self.squares = 0.0  # the sum of (value / largest)^2
 
     def add(self, sizes: Float64s) -> None:
-        """Add magnitudes, a flat array of numbers of at least 0."""
+        """Add magnitudes, a flat array of finite numbers of at least 0."""
         largest = max(self.largest, float(sizes.max(initial=0)))
         if largest:
             self.squares *= (self.largest / largest) ** 2  # relative to the new largest

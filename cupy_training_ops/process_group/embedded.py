@@ -148,7 +148,8 @@ def socket_pairs(n: int) -> Iterator[dict[int, socket.socket]]:
 def from_launcher(variables: MutableMapping[str, str], timeout: float) -> Embedded:
     """Make the engine of a process that `launch` started, from its inherited sockets, once.
 
-    Removes SOCKETS from the variables. Raises GroupError for a second time, or a grandchild.
+    variables: the environment, with LAUNCHER; SOCKETS is removed. timeout: seconds to wait for
+    another rank. Raises GroupError for a second time, or in a grandchild.
     """
     own = variables.pop(SOCKETS, "none") if variables[LAUNCHER] == str(os.getppid()) else "none"
     try:

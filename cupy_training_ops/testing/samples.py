@@ -34,7 +34,7 @@ def all_samples() -> Mapping[str, tuple[Sample, ...]]:
 
 
 def sampled_operators() -> list[str]:
-    """Return the operators that have samples; collectives, which need other ranks, have none."""
+    """Return the operators that have samples: not Send and Recv, which need another rank."""
     return [name for name, samples in all_samples().items() if samples]
 
 

@@ -100,7 +100,7 @@ def _weight_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) -
 
     wanted: x and y (dY) are read, dw and db written, each None if not computed. tf32: products of
     TF32 for each of float32: 1, 3, or 0 (exact). They are zeros where there is nothing to sum.
-    Kernels of 2-byte types sum the bias beside W.
+    Kernels of 2-byte types, and conv__weight_lines, sum the bias beside W.
     """
     direct = direct_plan(device, conv, wanted, tf32)
     if direct is not None:

@@ -195,7 +195,9 @@ class WeightProduct:
     row_tiles, column_tiles   of variant.rows rows, in all groups, and of COLUMNS columns
     tiles                     the product of both
     at_once                   tiles that scratch memory has room for
-    positions                 (n, o) that are summed, in `parts` of `span` positions
+    positions                 (n, o) that are summed, in `parts` of `span` positions; may be 0
+
+    W has no extent of 0, so that there are tiles.
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant) -> None:

@@ -37,6 +37,9 @@ def gist_guarded_msfp15_encoder(
 ) -> tuple[HostArray, HostArray]:
     """Return MSFP15 codes of x, and the guard, float32 (4,), that says how far they are off.
 
+    guard: sums of squares of x - decoded, x - its tile's mean, x - its group's mean, in units of
+    4^(E - 127), E the largest of a tile; and the worst error / deviation of a group. Without
+    grouping the last two are 0; with a tile that is not finite it is (inf, 0, 0, inf).
     keep_nonfinite: tiles with infinities or NaN have codes for them, else zeros. grouping:
     lengths (outer, groups, inner) of x, or None. whole: measure every element, not a sample.
     """

@@ -6,7 +6,8 @@ further outputs, cells and gates, LSTMGrad and GRUGrad read; else these compute 
 
 A rule's `site` is a forward node: site.inputs, site.outputs and site.dys (gradients of the outputs)
 are values of the graph, site.op adds a node, site.own one of com.microsoft, site.wanted says which
-inputs need a gradient. The rule returns a gradient for each input, None without one.
+inputs need a gradient. The rule returns a gradient for each input, None without one;
+it may leave out the last ones.
 """
 
 from __future__ import annotations

@@ -149,8 +149,9 @@ def _recipe(
 ) -> _Recipe | None:
     """Record what a call saves, for other calls of its kind.
 
-    None if it saves a tensor that is neither an argument nor a result, or a value that may differ
-    in another call of this kind.
+    arguments: all of the schema's. tensors: those that are tensors, in order, without None and the
+    one at operator.changing. results: what the call returned. None if it saves a tensor that is
+    neither an argument nor a result, or a value that may differ in another call of this kind.
     """
     ctx: Any = _RecordingContext()
     operator.save(ctx, arguments, results)  # type: ignore[misc]
