@@ -112,11 +112,15 @@ def convert(
     expected = f"names of {of_pytorch}, or of transformers' modules that are replaced"
     if isinstance(skip, str):
         refuse("convert", "skip", expected, f"one, {shown(skip)}: write ({shown(skip)},)")
+    if not isinstance(skip, _NAMES):
+        refuse("convert", "skip", f"{expected}, in a list, tuple or set", shown(skip))
+    known = [*names, *_ALSO]
     for name in skip:
-        if name not in names and not str(name).endswith(language_models.RMS_NORM):
+        if name not in known and not str(name).endswith(language_models.RMS_NORM):
             refuse("convert", "skip", expected, shown(name))
-    if isinstance(also, str) or not set(also).issubset(_ALSO):
-        refuse("convert", "also", f"names of {', '.join(_ALSO)}", shown(also))
+    if not isinstance(also, _NAMES) or any(name not in [*_ALSO] for name in also):
+        expected = f"names of {', '.join(_ALSO)}, in a list, tuple or set"
+        refuse("convert", "also", expected, shown(also))
     rules = *_RULES, *(Rule(partial(_ALSO[name], name), {name}) for name in also)
     for name, module in model.named_modules():
         if type(module).__name__ in skip:
@@ -162,6 +166,7 @@ def _of_pytorch(module: torch.nn.Module) -> Any:
     return f"{type(module).__name__} with {name}={got} (expected {expected})"
 
 
+_NAMES = (list, tuple, Set)
 # What finds the class for a module of a class that only `also` names, by that name.
 _ALSO = {
     **dict.fromkeys(image_models.NAMES, image_models.replacement),

@@ -229,38 +229,60 @@ def _has(cell: CellType, function: Any) -> bool:
         return False
 
 
-def _rotating(forward: Any, rotate: Callable[..., Any]) -> Any:
+class _Globals(dict[str, Any]):
+    """Globals of a module, as they are when they are read, but for the names that it has itself."""
+
+    def __init__(self, names: dict[str, Any], **own: Any) -> None:
+        super().__init__(own)
+        self.names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self.names[name]
+
+
+def _with_rotation(forward: Any, rotate: Callable[..., Any]) -> Any:
     """Copy a forward pass and its decorators, with `rotate` as the function that rotates."""
     cells, names = forward.__closure__, forward.__globals__
     if hasattr(forward, "__wrapped__"):
         inner = forward.__wrapped__
-        copied = CellType(_rotating(inner, rotate))
+        copied = CellType(_with_rotation(inner, rotate))
         cells = tuple(copied if _has(cell, inner) else cell for cell in cells)
     else:
-        names = {**names, _ROTATE: rotate}
+        names = _Globals(names, **{_ROTATE: rotate})
     code, defaults = forward.__code__, forward.__defaults__
     result = FunctionType(code, names, forward.__name__, defaults, cells)
     result.__kwdefaults__ = forward.__kwdefaults__
     return result
 
 
-def _attention_forward(cls: Any) -> _Forward:
-    names = inspect.unwrap(cls.forward).__globals__
-    theirs = names[_ROTATE]
+@functools.cache
+def _rotating(forward: Any, home: str) -> Any:
+    """Return a copy of a forward pass that rotates in one pass; where that may not be, itself."""
+    if _rotation_reason(forward, home):
+        return forward
+    names = inspect.unwrap(forward).__globals__
+    known = names[_ROTATE]
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        theirs = names[_ROTATE]
+        if theirs is not known:  # another library's since
+            return theirs(q, k, cos, sin, unsqueeze_dim)
         reason = _unrotated(q, k, cos, sin, unsqueeze_dim)
         if reason is not None:
             return call_pytorch(_ROTATE, reason, theirs, q, k, cos, sin, unsqueeze_dim)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-    rotating = _rotating(cls.forward, rotate)
+    return _with_rotation(forward, rotate)
 
+
+def _attention_forward(cls: Any) -> _Forward:
     @functools.wraps(cls.forward)
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        own = cls.forward  # which may be another one since the module was converted
         hidden = arguments[0] if arguments else named.get("hidden_states")
-        is_theirs = nn.is_compiling() or nn.is_exported(hidden) or names.get(_ROTATE) is not theirs
-        return (cls.forward if is_theirs else rotating)(self, *arguments, **named)
+        if nn.is_compiling() or nn.is_exported(hidden):
+            return own(self, *arguments, **named)
+        return _rotating(own, cls.__module__)(self, *arguments, **named)
 
     return forward
 

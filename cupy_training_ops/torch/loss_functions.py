@@ -511,7 +511,7 @@ def linear_cross_entropy(
             weight,
             reduction,
             ignore_index,
-            options,
+            None if reason is DERIVATIVE else options,  # PyTorch's chunks have no such derivative
             terms,
             *((wanted,) if any(wanted) else ()),
         )

@@ -377,3 +377,44 @@ def test_pytorchs_options_bound_the_rows_of_a_chunk(leaf, labels, monkeypatch, r
     assert rows == [300, 300, 100] * passes
     compiled = torch.compile(bounded, backend="aot_eager", fullgraph=True)
     assert_all_close(with_gradients(compiled, (hidden, weight)), whole)
+
+
+def test_rows_that_are_added_last_are_bounded_too(leaf, labels, monkeypatch) -> None:
+    rows = []
+
+    def linear(hidden, *others):
+        rows.append(len(hidden))
+        return theirs.linear(hidden, *others)
+
+    monkeypatch.setattr(linear_losses, "linear", linear)
+    hidden, weight = (leaf(*shape).detach().bfloat16() for shape in ((900, 8), (16, 8)))
+    inputs = (hidden.requires_grad_(), weight.requires_grad_(), labels(16, 900))
+    arguments = (None, -100, "mean", None, (True, True, False), None, 0.0, 0.0, 0.0)
+    torch.ops.cto.linear_cross_entropy(*inputs, *arguments, 7)
+    assert max(rows) == 7
+    with pytest.raises(ArgumentError, match="chunk_rows: expected 0 or more, got -1"):
+        torch.ops.cto.linear_cross_entropy(*inputs, *arguments, -1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_the_mean_of_rows_of_no_weight_is_0(leaf, labels, smoothing) -> None:
+    leaves, target = (leaf(6, 4), leaf(3, 4)), labels(2, 6)
+    named = {"weight": torch.tensor([0.0, 0, 1], dtype=torch.float64), "label_smoothing": smoothing}
+    chunked = with_gradients(
+        lambda x, w: functional.linear_cross_entropy(x, w, target, **named), leaves
+    )
+    whole = with_gradients(
+        lambda x, w: functional.cross_entropy(theirs.linear(x, w), target, **named), leaves
+    )
+    for results in (chunked, whole):
+        assert all(not each.any() for each in results)
+
+
+def test_derivatives_of_functions_take_options(leaf, labels) -> None:
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):  # before PyTorch 2.13
+        pytest.skip("this PyTorch has no options")
+    x, weight, target = leaf(9, 4), leaf(5, 4), labels(5, 9)
+    loss = functools.partial(functional.linear_cross_entropy, linear_weight=weight, target=target)
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=4)
+    found = torch.func.grad(functools.partial(loss, options=options))(x.detach())
+    torch.testing.assert_close(found, torch.func.grad(loss)(x.detach()))

@@ -507,8 +507,12 @@ def test_attention_is_left_unless_it_is_named(rotations, labels) -> None:
     assert not rotations
     assert set(convert(model, also={"LlamaAttention"}).swapped.values()) == {"LlamaAttention"}
     assert convert(model, also={"LlamaAttention", "Qwen3Attention"}).swapped == {}
-    with pytest.raises(ArgumentError, match=r"convert: also: expected names of .*LlamaAttention"):
-        convert(model, also=["LlamaMLP"])
+    for wrong in (["LlamaMLP"], (n for n in ("LlamaAttention",)), None, [["LlamaAttention"]]):
+        with pytest.raises(ArgumentError, match=r"convert: also: expected names of .*Attention"):
+            convert(model, also=wrong)
+    with pytest.raises(ArgumentError, match="convert: skip: expected names of"):
+        convert(model, skip=(n for n in ("Dropout",)))
+    assert "LlamaAttention" in convert(model_of("llama"), skip=["LlamaAttention"]).left_classes
 
 
 class Derived(transformers.models.llama.modeling_llama.LlamaAttention):
@@ -559,6 +563,26 @@ def test_attention_of_another_form_is_left_with_words(monkeypatch, way) -> None:
     }
     (reason,) = convert(layer, also=ALSO).left.values()
     assert reason.startswith(messages[way])
+
+
+@pytest.mark.parametrize("name", ["forward", "eager_attention_forward"])
+def test_what_is_patched_after_a_conversion_runs(monkeypatch, rotations, name) -> None:
+    """A forward pass, and another function of its module, which still rotates in one pass."""
+    home = transformers.models.llama.modeling_llama
+    layer, converted, given = attention_of("llama")
+    place = home.LlamaAttention if name == "forward" else home
+    own = getattr(place, name)
+
+    @functools.wraps(own)
+    def doubled(*arguments, **named):
+        first, *others = own(*arguments, **named)
+        return 2 * first, *others
+
+    before = converted(**given)[0]
+    monkeypatch.setattr(place, name, doubled)
+    torch.testing.assert_close(converted(**given)[0], layer(**given)[0])
+    assert not torch.equal(converted(**given)[0], before)
+    assert len(rotations) == 6
 
 
 def test_a_function_that_another_library_sets_later_is_called(monkeypatch, rotations) -> None:

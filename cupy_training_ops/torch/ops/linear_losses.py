@@ -74,13 +74,14 @@ class _Sums:
         inputs: Sequence[Tensor | None],
         mask: Sequence[bool],
         n_chunks: int,
+        chunk_rows: int,
         headroom: int,
     ) -> None:
         """Allocate the sums.
 
         inputs: hidden, weight, and bias or None. mask: which of their gradients are computed.
-        n_chunks: how often `add` is called. headroom: bound of the magnitudes of gradients of
-        scores.
+        n_chunks: how often `add` is called. chunk_rows: bound of the rows `apart`, 0 without.
+        headroom: bound of the magnitudes of gradients of scores.
         """
         hidden, self.weight, bias = inputs
         assert hidden is not None
@@ -104,7 +105,7 @@ class _Sums:
             self.weight_sums = self.of_weight.view(torch.float16)
             self.unit = MOST / headroom / 2 ** max(len(hidden) - 1, 0).bit_length()
             sizes = hidden.abs()
-            if n_apart := min(MOST_APART, len(hidden) // 8):
+            if n_apart := min(MOST_APART, chunk_rows or MOST_APART, len(hidden) // 8):
                 self.apart = sizes.amax(1).topk(n_apart, sorted=False).indices
                 sizes.index_fill_(0, self.apart, 0)
             self.largest = sizes.amax(0).float() if len(hidden) else hidden.new_ones(())
@@ -439,13 +440,15 @@ def _sum_chunks(
     of the gradients only, a number or tensor of shape (). Chunks are summed without the rows of
     `sums.apart`, divided, and then those rows are added.
     """
+    if chunk_rows < 0:
+        refuse("cto::linear_cross_entropy", "chunk_rows", "0 or more", f"{chunk_rows}")
     hidden, weight, _ = layer
     wide, is_each = _wide(hidden), targets.op.reduction == "none"
     loss = hidden.new_zeros(targets.rows_shape if is_each else (), dtype=wide)
     if not isinstance(divisor, Tensor):
         divisor = hidden.new_full((), divisor, dtype=wide)
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size(), chunk_rows))
-    sums = _Sums(layer, mask, len(pieces), targets.headroom)
+    sums = _Sums(layer, mask, len(pieces), chunk_rows, targets.headroom)
     scale = hidden.new_full((1,), sums.scale, dtype=torch.float32)
     apart, others = sums.apart, targets
     if apart is not None:
@@ -488,14 +491,14 @@ def _count(
     target: Tensor, n_classes: int, class_weight: Tensor | None, ignore_index: int
 ) -> Tensor:
     """Return the divisor of a mean, of shape (): the sum of the class weights of the rows' targets,
-    or their number without weights; 1 where that is 0."""
+    or their number without weights. Where that is 0, so is the mean: 1, or infinity."""
     counts = target != ignore_index
     if class_weight is None:
         return counts.sum().clamp(min=1)
     inside = (target >= 0) & (target < n_classes)
     weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
     total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
-    return total.masked_fill_(total == 0, 1)
+    return total.masked_fill_(total == 0, math.inf)
 
 
 # ---- results without values, for torch.compile; arguments: those of the operator's schema --------
