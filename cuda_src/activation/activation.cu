@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_elements<Tile>(n, aligned, SwiGlu{}, in(a), in(b), out(y));
 }
 // da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-a). A null da or db is not written.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
     swi_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, SwiGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 // da = dy b d/da (a s), db = dy a s, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3). A
 // null da or db is not written.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
     fast_ge_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, FastGeGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));

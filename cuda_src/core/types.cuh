@@ -19,6 +19,14 @@ using u64 = unsigned long long;
 
 using facts::WARP;
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
+// Resident blocks in __launch_bounds__ of kernels that may take any number of registers. The compiler
+// of CUDA 13.5 spills some for the sake of more resident blocks, unless it is told of one; 0 leaves the
+// number to the compiler.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1305
+constexpr int ONE_RESIDENT = 1;
+#else
+constexpr int ONE_RESIDENT = 0;
+#endif
 
 template <class A, class B>
 constexpr bool ARE_SAME = false;

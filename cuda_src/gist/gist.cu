@@ -358,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], zeros being added past x[n_x - 1]; n_y:
 // bytes of y; format/msfp15.cuh has the bytes. Without keep_nonfinite a box with an infinity or a
 // NaN is zeros.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
     encode_msfp15</*KEEP_SIGN=*/false>(aligned, x, y, n_x, n_y, keep_nonfinite);
@@ -366,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // y[8 b .. 8 b + 7] = the MSFP15 box of x[8 b .. 8 b + 7], zeros being added past x[n_x - 1], in
 // which what is not 0 has M >= 1 and so keeps its sign; n_y: bytes of y. Without keep_nonfinite a
 // box with an infinity or a NaN is zeros.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
     gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                                         bool keep_nonfinite) {
     encode_msfp15</*KEEP_SIGN=*/true>(aligned, x, y, n_x, n_y, keep_nonfinite);
