@@ -107,7 +107,7 @@ def _norm_forward(cls: Any) -> _Forward:
         weight, eps = self.weight, self.variance_epsilon
         if nn.is_exported(hidden_states):
             return cls.forward(self, hidden_states)
-        if nn.is_compiling():  # as `nn` does
+        if nn.is_compiling():  # the compiler fuses the class's own pass; only the dtype is ours
             return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
         return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 

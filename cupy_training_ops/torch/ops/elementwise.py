@@ -2,7 +2,8 @@
 """Elementwise operators: gelus with a bias, gates, rotations, relu's bits, dropouts, codecs.
 
 A dropout's mask depends only on `state`, (seed, offset), which the dispatcher passes as a tensor;
-on a GPU the kernel reads it there.
+on a GPU the kernel reads it there. Bodies compute by run(operator, *inputs): `launch`, or `infer`
+for results without data.
 """
 
 from __future__ import annotations
