@@ -46,7 +46,6 @@ namespace cto {
 using namespace facts::cross_entropy;
 using bundles::bundle_of;
 using bundles::BundleThreads;
-using either::as_double;
 using either::Either;
 using math::exp::exponential;
 using math::exp::logarithm;
@@ -65,6 +64,12 @@ constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESI
                                     : NBYTES;
 // Elements of a vector of scores and targets whose wider type has 16 bytes.
 constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
+// Such vectors of each of both that a thread has in registers at a time; and vectors of scores, in
+// kernels of losses with terms but labels.
+constexpr int SHARE_DEPTH = (NBYTES < NBYTES_OF_SHARES ? NBYTES : NBYTES_OF_SHARES) / 16 / 2;
+constexpr int TERMS_DEPTH = (NBYTES < NBYTES_OF_TERMS ? NBYTES : NBYTES_OF_TERMS) / 16;
+// In double, exponentials take registers: kernels of losses with terms then have one resident block.
+constexpr bool WIDE = sizeof(A) == sizeof(double);
 // Elements of a line that a thread of a _columns kernel has in registers at a time.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 // Elements of a vector of scores and outputs whose wider type has 16 bytes.
@@ -81,9 +86,14 @@ using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
 using Plain = cross_entropy::loss_and_gradient::Plain<T, TOUT>;
-using Regularized = cross_entropy::regularized::Regularized<T, TOUT>;
-using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET>;
+template <class CAP>
+using Regularized = cross_entropy::regularized::Regularized<T, TOUT, CAP>;
+template <class CAP>
+using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET, CAP>;
 using Target = cross_entropy::labels::Target<A>;
+using cross_entropy::capped::Cap;
+using cross_entropy::capped::Uncapped;
+using cross_entropy::capped::with_cap;
 using cross_entropy::labels::target_of;
 using cross_entropy::loss::loss_bundle;
 using cross_entropy::loss::loss_line;
@@ -145,36 +155,32 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
-// A kernel's arguments as a LossAndGradient; `scale` is read here.
+// A kernel's arguments as a LossAndGradient.
 __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* labels,
                                                    const void* weights, const Rule& rule,
                                                    T* gradient, TOUT* output, A* losses,
                                                    const Either<1>& scale, const A* divisor,
                                                    double n) {
-    return {scores,
-            labels,
-            weights,
-            rule,
-            gradient,
-            {output, losses},
-            static_cast<A>(as_double(scale)),
-            {divisor, n}};
+    return {scores, labels, weights, rule, gradient, {output, losses}, scale, {divisor, n}};
 }
-// A kernel's arguments for smoothing, penalty and cap as Regularized. length: classes.
-__device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
-                                                double cap, TOUT* square_output, A* squares,
-                                                i64* classes) {
+// A kernel's arguments for smoothing and penalty as Regularized. length: classes. cap: a Cap, or
+// Uncapped.
+template <class CAP>
+__device__ __forceinline__ Regularized<CAP> terms_of(const CAP& cap, i64 length, double smoothing,
+                                                     double square, TOUT* square_output, A* squares,
+                                                     i64* classes) {
     return {length,
             static_cast<A>(smoothing),
             static_cast<A>(square),
-            {static_cast<A>(cap)},
+            cap,
             {{square_output, squares}, classes}};
 }
 // A kernel's arguments for a share of each class, with those in `call` and `terms`, as Shares.
 // targets and target_gradient are arrays of TTARGET, row_weights of A.
-__device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const Regularized& terms,
-                                            const void* targets, const void* row_weights,
-                                            void* target_gradient) {
+template <class CAP>
+__device__ __forceinline__ Shares<CAP> shares_of(const LossAndGradient& call,
+                                                 const Regularized<CAP>& terms, const void* targets,
+                                                 const void* row_weights, void* target_gradient) {
     return {call,
             terms.length,
             terms.smoothing,
@@ -349,68 +355,102 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
               Plain{});
 }
 
-// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// The loss with smoothed labels and a penalty, without a cap, and its gradient; regularized.cuh has
 // the formulas. Rows are contiguous.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(UNCAPPED_THREADS, WIDE ? 1 : 2)
     cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                     Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                     const Acc<T>* divisor, double n, double smoothing,
-                                    double square, double cap, TOUT* square_output, Acc<T>* squares,
+                                    double square, double, TOUT* square_output, Acc<T>* squares,
                                     i64* classes, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp}, terms);
+    call.line(seated_row_of<vec::WIDTH<T>, TERMS_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp},
+              terms_of(Uncapped<A>{}, length, smoothing, square, square_output, squares, classes));
 }
 // The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
-// the formulas. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
-    cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
-                                       const __grid_constant__ Rule rule, T* gradient, TOUT* output,
-                                       Acc<T>* losses, const __grid_constant__ Either<1> scale,
-                                       const Acc<T>* divisor, double n, double smoothing,
-                                       double square, double cap, TOUT* square_output,
-                                       Acc<T>* squares, i64* classes, i64 n_outer, i64 length,
-                                       i64 stride) {
-    __shared__ A of_thread[REGULARIZED_THREADS];
-    const LossAndGradient call =
-        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
-              terms);
-}
-
-// The regularized loss and its gradients against a share of each class; see shares.cuh for the
-// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
-// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
-    cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
+// the formulas. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 2)
+    cross_entropy__capped_rows(const T* scores, const void* labels, const void* weights,
                                const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                const Acc<T>* divisor, double n, double smoothing, double square,
                                double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
+                               i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    call.line(seated_row_of<vec::WIDTH<T>, TERMS_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp},
+              terms_of(Cap<A>::of(static_cast<A>(cap)), length, smoothing, square, square_output,
+                       squares, classes));
+}
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, 1) cross_entropy__regularized_columns(
+    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
+    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
+    const Acc<T>* divisor, double n, double smoothing, double square, double cap,
+    TOUT* square_output, Acc<T>* squares, i64* classes, i64 n_outer, i64 length, i64 stride) {
+    __shared__ A of_thread[TERMS_THREADS];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const auto line = column_of<TERMS_DEPTH>(n_outer, length, stride);
+    with_cap(static_cast<A>(cap), [&](const auto& capped) {
+        call.line(line, ColumnThreads<A>{of_thread},
+                  terms_of(capped, length, smoothing, square, square_output, squares, classes));
+    });
+}
+
+// The loss with a penalty, without a cap, and its gradients against a share of each class; see shares.cuh for the
+// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
+// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 3)
+    cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
+                               const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                               Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                               const Acc<T>* divisor, double n, double smoothing, double square,
+                               double, TOUT* square_output, Acc<T>* squares, i64* classes,
                                const void* targets, const void* row_weights, void* target_gradient,
                                i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(seated_row_of<SHARE_WIDTH, NBYTES_OF_SHARES / (SHARE_WIDTH * sizeof(T) * 2)>(
-                    n_rows, length, threads),
-                RowThreads<A>{threads, of_warp});
+    const auto terms =
+        terms_of(Uncapped<A>{}, length, smoothing, square, square_output, squares, classes);
+    shares_of(call, terms, targets, row_weights, target_gradient)
+        .line(seated_row_of<SHARE_WIDTH, SHARE_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
+}
+// The regularized loss and its gradients against a share of each class; see shares.cuh for the
+// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
+// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 2)
+    cross_entropy__capped_shares_rows(const T* scores, const void* labels, const void* weights,
+                                      const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                      Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                      const Acc<T>* divisor, double n, double smoothing,
+                                      double square, double cap, TOUT* square_output,
+                                      Acc<T>* squares, i64* classes, const void* targets,
+                                      const void* row_weights, void* target_gradient, i64 n_rows,
+                                      i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const auto terms = terms_of(Cap<A>::of(static_cast<A>(cap)), length, smoothing, square,
+                                square_output, squares, classes);
+    shares_of(call, terms, targets, row_weights, target_gradient)
+        .line(seated_row_of<SHARE_WIDTH, SHARE_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
 }
 // The regularized loss and its gradients against a share of each class; see shares.cuh for the
 // formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
 // weight for each row, or null; target_gradient: of targets. Scores are (n_outer, length, stride):
 // a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, 1)
     cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
                                   const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                   Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -418,14 +458,16 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
                                   double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
                                   const void* targets, const void* row_weights,
                                   void* target_gradient, i64 n_outer, i64 length, i64 stride) {
-    __shared__ A of_thread[REGULARIZED_THREADS];
+    __shared__ A of_thread[TERMS_THREADS];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(column_of<NBYTES_OF_SHARES / 16 / 2>(n_outer, length, stride),
-                ColumnThreads<A>{of_thread});
+    const auto line = column_of<SHARE_DEPTH>(n_outer, length, stride);
+    with_cap(static_cast<A>(cap), [&](const auto& capped) {
+        const auto terms =
+            terms_of(capped, length, smoothing, square, square_output, squares, classes);
+        shares_of(call, terms, targets, row_weights, target_gradient)
+            .line(line, ColumnThreads<A>{of_thread});
+    });
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is

@@ -6,6 +6,7 @@
 
 namespace cto::cross_entropy::distributions {
 
+using math::exp::exponential;
 using math::exp::logarithm;
 using row_softmax::OnlineSum;
 
@@ -23,19 +24,24 @@ struct DenseSum {
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
     // Adds a batch of elements (x, t), called by lines::read: each(see) calls see(x, t) for each,
-    // renew() hides them from the compiler, largest(a) = max(a, all x). Updates the maximum of x
-    // first, and moves `linear` to it: sum of t (x - now) = linear + targets (before - now).
+    // largest(a) = max(a, all x). Updates the maximum of x first, and moves `linear` to it: sum of
+    // t (x - now) = linear + targets (before - now).
     template <class Each, class Renew, class Largest>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew,
+    __device__ __forceinline__ void include(const Each& each, const Renew&,
                                             const Largest& largest) {
-        const A before = of.reference(of.max);
-        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew, largest);
-        renew();
-        const A now = of.reference(of.max);
+        const A before = of.reference(of.max), now = of.move(largest);
         if (now != before) linear += shifted(before - now);
         each([&](A x, A t) {
-            if (t != 0) linear += t * (x - now), targets += t;
+            const A past = x - now;
+            of.sum += exponential(past);
+            if (t != 0) linear += t * past;
+            targets += t;
         });
+    }
+    // Adds t of the element x of the line, whose threads have been joined.
+    __device__ void add(A x, A t) {
+        if (t != 0) linear += t * (x - of.reference(of.max));
+        targets += t;
     }
     // Combines the sums of the line's threads, in each of them; all call it.
     template <class Threads>
