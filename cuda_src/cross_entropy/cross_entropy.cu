@@ -16,7 +16,8 @@
 // how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
 // the gradient of the loss. divisor, n: losses and gradients are divided by the WeightSum at
 // divisor, or by n where it is null. smoothing: of labels, 0 to 1. square: the penalty of a line is
-// square q^2, q = log(sum of exp). cap: of scores, 0 for none. square_output, squares: each line's
+// square q^2, q = log(sum of exp). cap: of scores, 0 for none, as in
+// kernels that ignore it. square_output, squares: each line's
 // penalty, weighted; or unweighted, in type A. classes: each line's class that scores most. Arrays
 // that are null are not written.
 #include "algorithm/reduce.cuh"
@@ -362,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(UNCAPPED_THREADS, WIDE ? 1 : 2)
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                     Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                     const Acc<T>* divisor, double n, double smoothing,
-                                    double square, double, TOUT* square_output, Acc<T>* squares,
+                                    double square, double cap, TOUT* square_output, Acc<T>* squares,
                                     i64* classes, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
     const LossAndGradient call =
@@ -413,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 3)
                                const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                Acc<T>* losses, const __grid_constant__ Either<1> scale,
                                const Acc<T>* divisor, double n, double smoothing, double square,
-                               double, TOUT* square_output, Acc<T>* squares, i64* classes,
+                               double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
                                const void* targets, const void* row_weights, void* target_gradient,
                                i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
