@@ -47,6 +47,7 @@ namespace cto {
 using namespace facts::cross_entropy;
 using bundles::bundle_of;
 using bundles::BundleThreads;
+using either::as_double;
 using either::Either;
 using math::exp::exponential;
 using math::exp::logarithm;
@@ -156,13 +157,20 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
-// A kernel's arguments as a LossAndGradient.
+// A kernel's arguments as a LossAndGradient; `scale` is read here.
 __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* labels,
                                                    const void* weights, const Rule& rule,
                                                    T* gradient, TOUT* output, A* losses,
                                                    const Either<1>& scale, const A* divisor,
                                                    double n) {
-    return {scores, labels, weights, rule, gradient, {output, losses}, scale, {divisor, n}};
+    return {scores,
+            labels,
+            weights,
+            rule,
+            gradient,
+            {output, losses},
+            static_cast<A>(as_double(scale)),
+            {divisor, n}};
 }
 // A kernel's arguments for smoothing and penalty as Regularized. length: classes. cap: a Cap, or
 // Uncapped.

@@ -43,7 +43,7 @@ __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     const A size = fabs(x * y);
     const bool large = size >= MOST, small = size < LEAST && fabs(x) < 1 && fabs(y) < 1;
     const A by = large ? 1 / ROOT : (small ? ROOT : A(1));
-    const A quotient = fast_divide(x * by * (y * by), divisor * by);
+    const A quotient = x * by * (y * by) / (divisor * by);
     return large ? quotient * ROOT : (small ? quotient / ROOT : quotient);
 }
 

@@ -5,7 +5,6 @@
 // W elements, DEPTH of them in registers at a time (algorithm/lines.cuh).
 #pragma once
 #include "algorithm/row_softmax.cuh"
-#include "core/either.cuh"
 #include "cross_entropy/labels.cuh"
 
 namespace cto::cross_entropy::loss_and_gradient {
@@ -49,14 +48,8 @@ struct LossAndGradient {
     const labels::Rule& rule;  // how labels and weights are read
     T* gradient;               // of the scores, in their layout, or null
     labels::Losses<TOUT, A> losses;
-    const either::Either<1>& scale;  // the gradient of the sum of weighted losses / divisor
-    Divisor<A> divisor;              // n, or the sum of the rows' weights
-
-    // dy weight / divisor of a line with this target, dy = scale.
-    __device__ __forceinline__ A slope_of(const labels::Target<A>& target,
-                                          const WeightSum<A>& by) const {
-        return target.slope(static_cast<A>(either::as_double(scale)), by);
-    }
+    A scale;             // the gradient of the sum of weighted losses / divisor
+    Divisor<A> divisor;  // n, or the sum of the rows' weights
 
     // The numbers of this thread's line. Reads its label, weight and label score.
     template <int W, int DEPTH>
@@ -66,7 +59,7 @@ struct LossAndGradient {
         A score = 0;
         if (target.label >= 0) score = to_acc(scores[line.start + target.label * line.stride]);
         const WeightSum<A> by = divisor.load();
-        return {target, score, slope_of(target, by), target.skips(by)};
+        return {target, score, target.slope(scale, by), target.skips(by)};
     }
 
     // Stores the loss of a line and writes its gradient. `line` is this thread's part; `threads`

@@ -204,7 +204,7 @@ struct Shares {
                              !target.outside && target.weight == 0);
         if (!call.gradient && !target_gradient) return;
         const WeightSum<A> by = call.divisor.load();
-        const A slope = call.slope_of(target, by);
+        const A slope = target.slope(call.scale, by);
         const A of_sum =
             fast_divide(sums.targets + (of_log == 0 ? A(0) : 2 * of_log * all), sums.of.sum);
         const bool skips = target.skips(by);
