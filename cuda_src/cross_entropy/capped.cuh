@@ -10,8 +10,8 @@ namespace cto::cross_entropy::capped {
 using math::exp::polynomial;
 using namespace row_softmax;
 
-// tanh y within 4e-7 of it, relatively, by y P(y^2) / Q(y^2), which is fitted for |y| <= 8; beyond,
-// it is that of 8. Not for NaN.
+// tanh y within 4e-7 of it, relatively, by y P(y^2) / Q(y^2), which is fitted for |y| <= 8; from
+// there on it is 1 or -1, so that the slope is 0. Not for NaN.
 __device__ __forceinline__ float tanh_of(float y) {
     y = fminf(fmaxf(y, -8.0f), 8.0f);
     const float z = y * y;
@@ -19,7 +19,7 @@ __device__ __forceinline__ float tanh_of(float y) {
         polynomial(z, 1.52317189e-8f, 2.18957461e-5f, 0.00357166958f, 0.1344456f, 1.0f);
     const float under =
         polynomial(z, 8.52302348e-7f, 0.000341140513f, 0.0261647208f, 0.467778875f, 1.0f);
-    return y * over * fast_reciprocal(under);
+    return fabsf(y) < 8 ? y * over * fast_reciprocal(under) : copysignf(1, y);
 }
 __device__ __forceinline__ double tanh_of(double y) { return tanh(y); }
 

@@ -16,10 +16,9 @@
 // how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
 // the gradient of the loss. divisor, n: losses and gradients are divided by the WeightSum at
 // divisor, or by n where it is null. smoothing: of labels, 0 to 1. square: the penalty of a line is
-// square q^2, q = log(sum of exp). cap: of scores, 0 for none, as in
-// kernels that ignore it. square_output, squares: each line's
-// penalty, weighted; or unweighted, in type A. classes: each line's class that scores most. Arrays
-// that are null are not written.
+// square q^2, q = log(sum of exp). cap: of scores, 0 for none; kernels without a cap ignore it.
+// square_output, squares: each line's penalty, weighted; or unweighted, in type A. classes: each
+// line's class that scores most. Arrays that are null are not written.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"

@@ -42,7 +42,8 @@ struct Measures {
     // classes[line] = the first class with the largest score of the line, or -1 if its label is
     // ignored (is_ignored) or the softmax is NaN. All threads of the line call it, before the scores
     // are written over; `threads` reduces over them. of: maximum and sum of the line; has_max: the
-    // thread has a score that is the maximum, capped by `cap`. The least class is found as a maximum of negatives.
+    // thread has a score that is the maximum, capped by `cap`. The least class is the maximum of
+    // negative ones.
     template <class T, int W, int DEPTH, class Threads, class CAP>
     __device__ __forceinline__ void store_class(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const CAP& cap,

@@ -19,8 +19,8 @@ using measures::Measures;
 using namespace row_softmax;
 
 // Sums over a line of capped scores s: `of` are maximum and sum of e^(s - maximum); `linear` is the
-// sum of s - maximum over the s that are not -inf, and `count` their number.
-// has_max: after join, the thread has an s that is the maximum.
+// sum of s - maximum over the s that are not -inf, and `count` their number. has_max: after join,
+// the thread has an s that is the maximum.
 template <class A>
 struct AverageSum {
     OnlineSum<A> of;
@@ -60,10 +60,10 @@ struct AverageSum {
     }
 };
 
-// The terms of the regularized loss; CAP: Cap, or Uncapped without a cap. Arguments of its methods: call, the kernel's arguments; own,
-// label, label's score and slope of the line; sums, its AverageSum; batch, the one in registers of
-// `in`. With s = cap(scores), l = log softmax(s), q = log(sum of exp(s)) of each line, w the weight
-// of its label:
+// The terms of the regularized loss; CAP: Cap, or Uncapped without a cap. Arguments of its methods:
+// call, the kernel's arguments; own, label, label's score and slope of the line; sums, its
+// AverageSum; batch, the one in registers of `in`. With s = cap(scores), l = log softmax(s), q =
+// log(sum of exp(s)) of each line, w the weight of its label:
 //     loss = -w ((1 - smoothing) l[label] + smoothing mean(l) - square q^2)
 //     gradient[i] = (softmax(s)[i] (1 + 2 square q) - (1 - smoothing) (i == label)
 //                    - smoothing / length) slope cap'(scores[i])
