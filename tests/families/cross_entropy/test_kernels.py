@@ -169,9 +169,7 @@ def test_scores_of_any_size_are_capped_over_several_batches(
         x[:, 11::1009] = -INF
     labels = np.array([5, 0, 20_002, 10_000, 7])
     placed = anywhere.place(x, start)
-    op = get_op(BOTH)(
-        reduction="none", softcap=cap, label_smoothing=label_smoothing
-    )
+    op = get_op(BOTH)(reduction="none", softcap=cap, label_smoothing=label_smoothing)
     loss, gradient = map(anywhere.host, op(placed, anywhere.place(labels)))
     wide = x.astype(np.float64)
     s = np.where(wide == -INF, -INF, cap * np.tanh(wide / cap))
