@@ -83,7 +83,6 @@ constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
 using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
-using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
 using Plain = cross_entropy::loss_and_gradient::Plain<T, TOUT>;
@@ -92,35 +91,15 @@ using Regularized = cross_entropy::regularized::Regularized<T, TOUT, CAP>;
 template <class CAP>
 using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET, CAP>;
 using Target = cross_entropy::labels::Target<A>;
+using cross_entropy::sum_grid;
 using cross_entropy::capped::Cap;
 using cross_entropy::capped::Uncapped;
 using cross_entropy::capped::with_cap;
+using cross_entropy::distributions::dense_gradient_line;
+using cross_entropy::distributions::dense_loss_line;
 using cross_entropy::labels::target_of;
 using cross_entropy::loss::loss_bundle;
 using cross_entropy::loss::loss_line;
-
-// ---- sums over rows -----------------------------------------------------------------------------
-
-// Adds own[i] over all threads of the grid, for i < N. Returns true in one thread, the first of the
-// block that finishes last, where own[i] is that sum; false in all others. partials: N * gridDim.x
-// numbers, sum i of block b at i * gridDim.x + b. ticket: counts blocks that have finished. In
-// double, as a sum may overflow where its mean does not.
-template <int N>
-__device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
-    static_assert(N <= N_SUMS);
-    __shared__ bool last;
-    __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        own[i] = reduce::sum_block(own[i], scratch);
-        if (threadIdx.x == 0) partials[i * gridDim.x + blockIdx.x] = own[i];
-    }
-    if (!reduce::arrives_last(ticket, gridDim.x, last)) return false;
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-        own[i] = reduce::sum_partials(partials + i * gridDim.x, gridDim.x, scratch);
-    return threadIdx.x == 0;
-}
 
 // ---- the lines ----------------------------------------------------------------------------------
 
@@ -198,43 +177,6 @@ __device__ __forceinline__ Shares<CAP> shares_of(const LossAndGradient& call,
             static_cast<const TTARGET*>(targets),
             static_cast<const A*>(row_weights),
             static_cast<TTARGET*>(target_gradient)};
-}
-
-// ---- targets that are distributions -------------------------------------------------------------
-
-// Writes, of scores x and targets t (`target`) of a line, log_prob[i] = x[i] - max - log(sum of
-// exp(x - max)), where log_prob is not null, and the loss -(sum of t[i] log_prob[i]), over the t
-// that are not 0.
-template <int W, int DEPTH, class Threads>
-__device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
-                                                const T* scores, const T* target, TOUT* log_prob,
-                                                Losses losses) {
-    LineReader<T, W, DEPTH> in(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
-    LineReader<T, W, DEPTH> in_target(line, target, /*fill=*/from_acc<T>(A(0)));
-    DenseSum sums;
-    const auto batch = read(line, sums, in, in_target);
-    sums.join(threads);
-    if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
-    const A max = sums.of.max, last = logarithm(sums.of.sum);
-    const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob)
-        write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
-}
-
-// Writes a line of gradient[i] = (exp(log_prob[i]) - target[i]) * dy / divisor, where dy is
-// dy[line] or, without dy_of_rows, dy[0].
-template <int W, int DEPTH>
-__device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, const T* dy,
-                                                    bool dy_of_rows, const T* log_prob,
-                                                    const T* target, A divisor, TOUT* gradient) {
-    const T zero = from_acc<T>(A(0));
-    LineReader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
-    const auto batch = line.last_batch();
-    in.load(line, batch);
-    in_target.load(line, batch);
-    const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
-    const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
-    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, in_target);
 }
 
 }  // namespace cto
