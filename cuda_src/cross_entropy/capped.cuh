@@ -50,7 +50,7 @@ struct Cap {
 
     // The Cap of `cap` > 0; of the nearest whose inverse is a normal number.
     static __device__ Cap of(A cap) {
-        constexpr A MOST = sizeof(A) == 8 ? A(0x1p1022) : A(0x1p126);
+        constexpr A MOST = static_cast<A>(sizeof(A) == 8 ? 0x1p1022 : 0x1p126);
         const A bound = larger(cap < MOST ? cap : MOST, 1 / MOST);
         return {bound, fast_divide(A(1), bound)};
     }
