@@ -10,7 +10,7 @@ import pytest
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.device.launch import launch_log
-from cupy_training_ops.dtypes import FLOAT32
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, dtype_name
 from cupy_training_ops.families.cross_entropy.samples import FAR
 from cupy_training_ops.testing.compare import assert_matches
 
@@ -184,6 +184,30 @@ def test_scores_of_any_size_are_capped_over_several_batches(
     expected = (np.exp(log_prob) - target) * slope
     assert np.isnan(gradient[4]).all()
     np.testing.assert_allclose(gradient[:4], expected[:4], rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [4_001, 9_000])
+@pytest.mark.parametrize("of_weights", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+def test_weights_of_classes_are_read_wherever_they_begin(
+    anywhere, rng, dtype, of_weights, n
+) -> None:
+    """By vectors if their address allows it; beside the formula in float64."""
+    rows, smoothing = 3, 0.25
+    x, labels = rng.standard_normal((rows, n)).astype(dtype), rng.integers(0, n, rows)
+    weights = rng.uniform(0.5, 2, n).astype(dtype)
+    op = get_op(BOTH)(reduction="none", label_smoothing=smoothing)
+    placed = anywhere.place(x), anywhere.place(labels), anywhere.place(weights, of_weights)
+    loss, gradient = map(anywhere.host, op(*placed))
+    log_prob = x.astype(np.float64)
+    log_prob -= np.log(np.exp(log_prob).sum(1, keepdims=True))
+    wide = weights.astype(np.float64)
+    share = np.broadcast_to(wide * smoothing / n, log_prob.shape).copy()
+    share[np.arange(rows), labels] += wide[labels] * (1 - smoothing)
+    assert_matches(loss, (-(share * log_prob).sum(1)).astype(dtype))
+    expected = np.exp(log_prob) * share.sum(1, keepdims=True) - share
+    tolerance = {"rtol": 2e-3, "atol": 1e-6} if dtype == FLOAT16 else {"rtol": 2e-5, "atol": 1e-8}
+    np.testing.assert_allclose(gradient, expected, **tolerance)
 
 
 @pytest.mark.parametrize("start", [0, 1])
