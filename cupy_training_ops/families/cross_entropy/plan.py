@@ -22,10 +22,8 @@ from .facts import (
     N_SUMS,
     NBYTES_BESIDE_WIDER,
     NBYTES_OF_SHARES,
-    NBYTES_OF_TERMS,
+    REGULARIZED_THREADS,
     SUM_THREADS,
-    TERMS_THREADS,
-    UNCAPPED_THREADS,
     Rule,
 )
 
@@ -53,16 +51,8 @@ REGULARIZED = Kernels(
     rows="cross_entropy__regularized_rows",
     columns="cross_entropy__regularized_columns",
 )
-CAPPED = Kernels(
-    rows="cross_entropy__capped_rows",
-    columns="cross_entropy__regularized_columns",
-)
 SHARES = Kernels(
     rows="cross_entropy__shares_rows",
-    columns="cross_entropy__shares_columns",
-)
-CAPPED_SHARES = Kernels(
-    rows="cross_entropy__capped_shares_rows",
     columns="cross_entropy__shares_columns",
 )
 DENSE_LOSS = Kernels(
@@ -323,29 +313,26 @@ def both(
     read: tuple[Spec | None, ...] = (scores,)
     written: tuple[Spec | None, ...] = (gradient,)
     kernels, t_widest = LOSS_AND_GRADIENT, scores.dtype
-    most_threads, column_threads, most_nbytes = MAX_THREADS, MAX_THREADS, HELD_NBYTES
     smooths_weights = terms.label_smoothing != 0 and targets.weights is not None
     has_shares = probabilities is not None or smooths_weights
     if has_shares or not terms.are_plain:
-        kernels = CAPPED if terms.softcap else REGULARIZED
-        most_threads = TERMS_THREADS if terms.softcap else UNCAPPED_THREADS
-        column_threads, most_nbytes = TERMS_THREADS, NBYTES_OF_TERMS
+        kernels = REGULARIZED
         args = (*args, *terms.numbers, *squares, terms.predicted)
     if has_shares:
         others = probabilities or Probabilities()
-        kernels, read = CAPPED_SHARES if terms.softcap else SHARES, (scores, others.targets)
-        most_threads, written = TERMS_THREADS, (gradient, others.gradient)
+        kernels, read = SHARES, (scores, others.targets)
+        written = (gradient, others.gradient)
         args = (*args, others.targets, others.row_weights, others.gradient)
         t_widest = max(scores.dtype, rows.t_target or scores.dtype, key=lambda t: t.itemsize)
-        most_nbytes = NBYTES_OF_SHARES * scores.dtype.itemsize // t_widest.itemsize
+    most_threads = MAX_THREADS if kernels is LOSS_AND_GRADIENT else REGULARIZED_THREADS
     launch = rows.lines_launch(
         kernels,
         args,
         read,
         written,
         most_threads=most_threads,
-        column_threads=column_threads,
-        most_nbytes=most_nbytes,
+        column_threads=most_threads,
+        most_nbytes=NBYTES_OF_SHARES if has_shares else HELD_NBYTES,
         t_written=t_widest,
     )
     totals = [
