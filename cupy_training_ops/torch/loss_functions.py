@@ -35,8 +35,8 @@ from .to_pytorch import (
 )
 
 _CLASSES = (torch.int64, torch.int32)
-# PyTorch 2.13 is the first that has them.
 _MOST = torch.finfo(torch.float64).max
+# PyTorch 2.13 is the first that has them.
 _OPTIONS = getattr(torch.nn, "LinearCrossEntropyOptions", ())
 _WEIGHT = Unserved("weight", "a tensor that requires no gradient", "one that does")
 
