@@ -31,7 +31,7 @@ _FORMS = frozenset((float, tuple, list, np.ndarray))
 _HASHED = (int, str, type(None), type, np.dtype)
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 NUMBERS = _SCALARS | {int, float, bool}
-_CHANGING = NUMBERS | {tuple}
+CHANGING = NUMBERS | {tuple}  # types of values that may change from call to call
 _ATOMS = frozenset((int, float, bool, str, type(None)))
 EXACT = 2  # the version of marshal with binary floats and without references
 _MOST = 1024  # elements of an array whose values are part of a key
@@ -81,14 +81,14 @@ def host_keys(values: Any) -> tuple[object, ...]:
 
 def changing_key(value: object) -> object:
     """Return CHANGES; KeyError for a value that has to be frozen first."""
-    if type(value) in _CHANGING:
+    if type(value) in CHANGING:
         return CHANGES
     raise KeyError(type(value))
 
 
 def either_key(value: Any) -> object:
     """Return the key of an array, or CHANGES for a number."""
-    return CHANGES if type(value) in _CHANGING else info(value)
+    return CHANGES if type(value) in CHANGING else info(value)
 
 
 def array_keys(values: object) -> tuple[object, ...]:
