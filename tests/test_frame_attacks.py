@@ -25,6 +25,7 @@ from probe.list_probe import (
 )
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch
 
+import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.call.op import LastCall
 from cupy_training_ops.call.view_ops import DelegatingOp, ViewOp
@@ -391,3 +392,29 @@ def test_an_operator_is_freed_at_once(anywhere, op, inputs) -> None:
         assert reference() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("change", ["data", "resize_", "set_", "dtype"])
+def test_tensors_of_a_repeated_list_that_became_others_are_followed(change, seed) -> None:
+    torch = pytest.importorskip("torch")
+    from tensor_backends import EmulatedTensors, tensors_on
+
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randn(n, 4, generator=generator) for n in (3, 2))
+    with tensors_on(EmulatedTensors()):
+        concat = cto.ConcatTraining(axis=0)
+        # With `out` launches are at the addresses of the call before.
+        out = (torch.empty(5, 4), None) if change in ("data", "set_") else None
+        for _ in range(3):
+            concat([first, second], out=out)
+        if change == "data":
+            first.data = torch.randn(3, 4, generator=generator)
+        elif change == "resize_":
+            first.resize_(2, 4)
+        elif change == "set_":
+            second.set_(torch.randn(2, 4, generator=generator))
+        else:
+            first.data, second.data = first.double(), second.double()
+        for _ in range(2):
+            result = concat([first, second], out=out)[0]
+            assert torch.equal(result, torch.cat([first, second]))

@@ -81,23 +81,48 @@ def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, has_out) 
     assert all(rank(caller) <= rank(name) for caller, name in result), result
 
 
-def test_dy_of_gather_grad_passes_few_modules() -> None:
-    """Functions and modules of the package in a warm call, comprehensions apart."""
-    functions: list[tuple[str, str]] = []
+def modules_passed(action) -> list[tuple[str, str]]:
+    """(module, function) of each of the package's functions in a call, comprehensions apart."""
+    functions: dict[tuple[str, str], None] = {}
 
     def note(frame, event, _) -> None:
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
         inside = PACKAGE in file.parents and "testing" not in file.parts
-        if event == "call" and inside and not name.endswith(("listcomp>", "genexpr>")):
-            functions.append((file.stem, name))
+        if event == "call" and inside and not name.endswith(("comp>", "genexpr>")):
+            functions[str(file), name] = None
 
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return [*functions]
+
+
+def test_dy_of_gather_grad_passes_few_modules() -> None:
     with hollow_launches():
         op, dy, indices = cto.GatherGrad(), hollow((64, 32), "f4"), hollow((64,), "i8")
         op((100, 32), indices, dy)
-        sys.setprofile(note)
-        try:
-            op((100, 32), indices, dy)
-        finally:
-            sys.setprofile(None)
+        functions = modules_passed(lambda: op((100, 32), indices, dy))
     assert len(functions) <= 20, functions
     assert len({module for module, _ in functions}) <= 7, functions
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_a_step_of_torch_optimizers_passes_few_modules(momentum) -> None:
+    torch = pytest.importorskip("torch")
+    from tensor_backends import HollowTensors, tensors_on
+
+    weights = [torch.nn.Parameter(torch.zeros(3, i + 1)) for i in range(10)]
+    for each in weights:
+        each.grad = torch.ones_like(each)
+    sgd = momentum is not None
+    with tensors_on(HollowTensors()) as backend:
+        optimizer = cto.torch.SGD(weights, momentum=momentum) if sgd else cto.torch.AdamW(weights)
+        for _ in range(3):
+            optimizer.step()
+        backend.launches.clear()
+        functions = modules_passed(optimizer.step)
+        assert backend.launches
+    assert len(functions) <= 58, functions
+    assert len({module for module, _ in functions}) <= 12, functions

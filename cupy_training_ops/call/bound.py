@@ -30,7 +30,7 @@ from . import checks
 from .arguments import adopt_input, adopt_out, by_declared_names
 from .checks import is_number
 from .interop import NO_FOREIGN, ForeignArrays, is_tensor, refuse_gradients
-from .keys import Reader, reader
+from .keys import CHANGES, CHANGING, Reader, reader
 from .operator import Operator
 from .overlap import RepeatedOverlap
 from .prepared import Arguments, Arrays, group
@@ -116,7 +116,6 @@ class BoundCall(AtAddresses):
             call.refuse_gradients(self._arrays + self._out)
         self.placed = call.place(self._arrays, self._out)
         self._unchanged = Unchanged(call, self._arrays + self._out, foreign)
-        self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # if each call has the same
         self.answer: Any = None
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
@@ -131,7 +130,7 @@ class BoundCall(AtAddresses):
         inputs, call = self._inputs, self.call
         self._unchanged.refuse_others()
         if values:
-            inputs = with_values(self._op, inputs, self._places, values)
+            inputs = with_values(self._op, inputs, call.numbers, values)
         if self._results is not None:
             own = call.values(inputs) if call.changing else NO_VALUES
             arrays, results, workspace = self._arrays, self._results, self._workspace
@@ -225,11 +224,6 @@ class OpenCall(AtAddresses):
         call, adopted = form.call_with(every, foreign)
         return call.prepare(adopted, changing)
 
-    @property
-    def is_native(self) -> bool:
-        """Return True if arrays are tensors that are not converted to CuPy's."""
-        return True in self._forms
-
     def trusting(self) -> Self:
         """Stop checking bound tensors for changes, which the caller does; return self."""
         self._watches = False
@@ -238,9 +232,11 @@ class OpenCall(AtAddresses):
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
         """Return (the last call over tensors, addresses of the open inputs) if it fits them."""
         form = self._forms.get(True)
-        last = None if form is None else form.last
-        addresses = None if last is None else last.match(values)
-        if last is None or addresses is None:
+        _, last = (None, None) if form is None or form.last is None else form.last
+        if last is None or last.guard is None:
+            return None
+        addresses = last.guard.match(values)
+        if addresses is None:
             return None
         if self._watches:
             last.refuse_others()
@@ -255,7 +251,7 @@ class OpenCall(AtAddresses):
         missing = self._open.keys() - arguments.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
-        return [arguments.pop(name) for name in self._open], arguments
+        return list(map(arguments.pop, self._open)), arguments
 
     def _fitting_form(
         self, values: Sequence[object]
@@ -294,12 +290,7 @@ class _ClosedInputs:
         self._bound_arguments = bound._replace(inputs=inputs, out=out)
         self._readers = [reader(op.inputs[place]) for place in bound.places]
         self._calls: dict[object, _PartialCall] = {}
-        self._last: tuple[object, _PartialCall] | None = None
-
-    @property
-    def last(self) -> _PartialCall | None:
-        """The call of the last `call_with`, or None."""
-        return None if self._last is None else self._last[1]
+        self.last: tuple[object, _PartialCall] | None = None  # of `call_with`, with its key
 
     def call_with(
         self, every: Sequence[object], foreign: ForeignArrays
@@ -312,10 +303,10 @@ class _ClosedInputs:
         adopted = [adopt_input(op.name, op.inputs[p], every[p], foreign) for p in places]
         pairs = zip(self._readers, adopted, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
-        last = self._last
+        last = self.last
         if last is None or last[0] != key:  # faster than its hash
             call = self._calls.get(key) or self._prepare(key, adopted, foreign)
-            self._last = last = key, call
+            self.last = last = key, call
         last[1].refuse_unwritable(adopted, foreign)
         last[1].refuse_others()
         return last[1], adopted
@@ -354,9 +345,8 @@ class _PartialCall:
         self._known = np.array(call.backend.pointers(known), np.int64)
         self._at = np.array(at, np.intp)
         self._overlap = None if call.overlap is None else RepeatedOverlap(call.overlap, at)
-        self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
         self._saved = None if workspace is not None else _save_closed(call, inputs, out, places)
-        self._guard = TensorGuard(op.inputs, call, inputs, places) if call.has_tensors else None
+        self.guard = TensorGuard(op.inputs, call, inputs, places) if call.has_tensors else None
         self._placed: dict[tuple[int, ...], Placed | None] = {}  # by addresses of open arrays
 
     def refuse_others(self) -> None:
@@ -371,10 +361,6 @@ class _PartialCall:
             inputs = _fill(self._inputs, self._places, values)
             _, out, arrays = self.call.unpack(inputs, self._out)
             foreign.refuse_unwritable(self.call.prepared, (*arrays, *out))
-
-    def match(self, values: Sequence[Any]) -> Addresses | None:
-        """Return the open arrays' addresses if they are tensors that fit this call, else None."""
-        return None if self._guard is None else self._guard.match(values)
 
     def launch(
         self,
@@ -411,9 +397,10 @@ class _PartialCall:
         if self._saved is None or placed is None:
             saved = _save(call, inputs, self._out)
         else:
-            places = call.prepared.changing
-            with_numbers = (inputs[p] if p in places else v for p, v in enumerate(self._saved[0]))
-            saved = (tuple(with_numbers), *self._saved[1:])
+            every = list(self._saved[0])
+            for place in call.changing:
+                every[place] = inputs[place]
+            saved = (tuple(every), *self._saved[1:])
         return CheckedCall(self._op, call, saved, self._workspace, placed)
 
     def _place(
@@ -422,7 +409,7 @@ class _PartialCall:
         """Return (all inputs, addresses and tables of the launch); refuse overlapping memory."""
         call, inputs = self.call, _fill(self._inputs, self._places, values)
         if changing:
-            inputs = with_values(self._op, inputs, self._changing, changing)
+            inputs = with_values(self._op, inputs, call.numbers, changing)
         if addresses is None:
             lists = (as_list(inputs[place]) for place in self._arrays)
             addresses = [at for arrays in lists for at in call.backend.pointers(arrays)]
@@ -471,27 +458,23 @@ class CheckedCall(AtAddresses):
 
     If kernels read addresses from structs, it launches at the addresses of the check, and may not
     reference the open arrays, which the caller has to keep alive.
+
+    over_tensors: arrays are tensors, and the call runs on PyTorch's current stream.
     """
 
     def __init__(
         self, op: Operator, call: Call, saved: Saved, workspace: object, placed: Placed | None
     ) -> None:
         """saved: inputs, arrays, results. placed: addresses, and structs of them."""
-        self._op, self._call = op, call
+        self._op, self._call, self.over_tensors = op, call, call.has_tensors
         self._inputs, self._arrays, self._results = saved
         # Structs have fixed addresses; without them addresses are read from arrays at each call.
         self._workspace, self._placed = workspace, placed if placed and placed[1] else None
-        self._places = {op.inputs[place].name: place for place in call.changing}
-
-    @property
-    def over_tensors(self) -> bool:
-        """Return True if arrays are tensors: the call runs on PyTorch's current stream."""
-        return self._call.has_tensors
 
     @property
     def changing(self) -> Collection[str]:
         """Names of the host inputs for which a call may pass new values."""
-        return self._places
+        return self._call.numbers
 
     def __call__(self, **values: object) -> None:
         """Launch, with these values in place of those of the check."""
@@ -505,7 +488,7 @@ class CheckedCall(AtAddresses):
         """
         call, inputs = self._call, self._inputs
         if values:
-            inputs = with_values(self._op, inputs, self._places, values)
+            inputs = with_values(self._op, inputs, call.numbers, values)
         numbers, arrays, results = call.values(inputs), self._arrays, self._results
         workspace: Any = self._workspace
         if call.records:
@@ -665,10 +648,15 @@ class TensorGuard:
         tensors: list[Any] = []
         for value, key, read in zip(values, self._keys, self._readers, strict=True):
             if type(key) is _Tensors:
-                items = as_list(value)
-                if len(items) != key.n or isinstance(value, list | tuple) != key.are_listed:
+                if isinstance(value, list | tuple) != key.are_listed:
+                    return None
+                items = value if key.are_listed else (value,)
+                if len(items) != key.n:
                     return None
                 tensors += items
+            elif key is CHANGES:
+                if type(value) not in CHANGING:
+                    return None
             elif (None if value is None else read(value)) != key:
                 return None
         return tensors

@@ -31,7 +31,7 @@ _FORMS = frozenset((float, tuple, list, np.ndarray))
 _HASHED = (int, str, type(None), type, np.dtype)
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 NUMBERS = _SCALARS | {int, float, bool}
-_CHANGING = NUMBERS | {tuple}
+CHANGING = NUMBERS | {tuple}  # types of values that may change from call to call
 _ATOMS = frozenset((int, float, bool, str, type(None)))
 EXACT = 2  # the version of marshal with binary floats and without references
 _MOST = 1024  # elements of an array whose values are part of a key
@@ -81,14 +81,14 @@ def host_keys(values: Any) -> tuple[object, ...]:
 
 def changing_key(value: object) -> object:
     """Return CHANGES; KeyError for a value that has to be frozen first."""
-    if type(value) in _CHANGING:
+    if type(value) in CHANGING:
         return CHANGES
     raise KeyError(type(value))
 
 
 def either_key(value: Any) -> object:
     """Return the key of an array, or CHANGES for a number."""
-    return CHANGES if type(value) in _CHANGING else info(value)
+    return CHANGES if type(value) in CHANGING else info(value)
 
 
 def array_keys(values: object) -> tuple[object, ...]:
@@ -162,17 +162,16 @@ def unmark(key: object) -> object:
 class SameArrays:
     """A guard: `has` is True for arguments with the arrays and host values of an earlier call.
 
-    backend: of the arrays. declared: all inputs of the operator.
+    declared: all inputs of the operator.
     """
 
-    backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]  # for each declared input
     keys: tuple[object, ...]  # of host values, and lengths of lists
     identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
-    states: list[object] | None  # of each array, what may change of it; None: not compared
+    are_same: Callable[..., bool] | None  # from `Backend.watch`; None: changes do not matter
 
     @classmethod
     def of(
@@ -199,9 +198,9 @@ class SameArrays:
         except (KeyError, TypeError) as error:
             raise_if_from_handler(error)
             return None
-        states = None if by_memory else backend.states(arrays)
+        are_same = None if by_memory else backend.watch(arrays)
         identities = tuple(map(id, arrays))
-        return cls(backend, declared, readers, keys, identities, references, dead, states)
+        return cls(declared, readers, keys, identities, references, dead, are_same)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
         """Return True if these arguments have the same arrays and host values; inputs: for each
@@ -212,7 +211,7 @@ class SameArrays:
                 return False
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
-            return self.states is None or self.backend.states(arrays) == self.states
+            return self.are_same is None or self.are_same(arrays)
         except (KeyError, TypeError) as error:  # an argument that has to be adopted
             raise_if_from_handler(error)
             return False

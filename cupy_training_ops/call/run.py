@@ -82,6 +82,7 @@ class Call:
         """Note which inputs are arrays, lists, fixed host values, or converted at each call."""
         self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
+        self.numbers = {item.name: place for place, item in changing}
         self.freezing = [(place, Freezing(prepared.op, item)) for place, item in changing]
         pairs = enumerate(zip(prepared.inputs, prepared.fixed, strict=True))
         self.host_values = [(i, value) for i, (item, value) in pairs if item.memory == "host"]

@@ -12,7 +12,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -296,13 +296,14 @@ class DynamicArgument:
         inputs it depends. make: from {index of input: value} to the argument."""
         self.dtype, self.make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
-        self._last: tuple[object, object] = (self, None)
+        self._is_one = len(changing.places) == 1
+        self._last: tuple[Any, object] = ((self,) * len(changing.places), None)
 
     def of(self, values: Values) -> object:
         """Return the argument for these values."""
         picked = self._pick(values)
         known, argument = self._last  # read once: another thread may replace it
-        if picked is not known:  # several values are a new tuple in each call: never cached
+        if picked is not known and (self._is_one or not all(map(is_, picked, known))):
             argument = self.make(values)
             self._last = picked, argument
         return argument

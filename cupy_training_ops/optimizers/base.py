@@ -30,6 +30,7 @@ from ..call.keys import SameArrays, reader
 from ..call.op import Op
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Input, positive_or_zero
+from ..device.marks import Whole
 from ..device.tensor_guards import Watched, raise_versions
 from ..dtypes import (
     BFLOAT16,
@@ -48,7 +49,6 @@ from ..rules.widening import computed_in
 from . import state as states
 from .state import Codes, Counts, Layout, Numbers, Part, Places, State, on_host, overwrite, zeros
 from .steps import NormUpdate, uncoded
-from .whole import Whole
 
 Arrays = tuple[Any, ...]
 Names = Sequence[str]  # one for each parameter

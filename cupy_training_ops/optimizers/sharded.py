@@ -21,6 +21,7 @@ from ..call.interop import ForeignArrays, is_tensor, refuse_mixed
 from ..call.keys import SameArrays
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..declare.schema import Shape, finite
+from ..device.marks import Whole
 from ..device.streams import Cuda, Streams
 from ..device.tensor_guards import Watched
 from ..dtypes import Dtype, HostArray, dtype_name
@@ -35,7 +36,6 @@ from .base import CLOSED, EVERY, Arrays, Names, Optimizer, known_of, numbers_of,
 from .parts import GatheredParts, MeanOfParts, Split, adopt_without_waiting, in_turns
 from .state import Counts, Layout, Part, Places, State, host_copy, on_host, zeros
 from .steps import AdamWUpdate, check_betas, check_number
-from .whole import Whole
 
 # A turn: parameters that are updated together, and the operator that gathers them afterwards.
 Turns = list[tuple[Places, GatheredParts]]

@@ -21,7 +21,7 @@ from runs import Run
 
 import cupy_training_ops as cto
 from cupy_training_ops import OpError, ProviderError
-from cupy_training_ops.optimizers.whole import Whole
+from cupy_training_ops.device.marks import Whole
 
 SHAPES = ((33, 7), (130,), ())
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -210,7 +210,7 @@ def test_a_count_that_is_raised_early_is_noticed(cpu, seed, monkeypatch) -> None
         write(whole, writes)  # which has the number
 
     monkeypatch.setattr(Whole, "write", planted)
-    with pytest.raises(AssertionError, match=r"torn at .*whole.py"):
+    with pytest.raises(AssertionError, match=r"torn at .*marks.py"):
         at_each_line(loop.go_back, methodcaller("step"), Loop.check)
 
 

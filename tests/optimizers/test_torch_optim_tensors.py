@@ -100,7 +100,7 @@ def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> N
             optimizer.step()
             assert given_to(backend.launches) >= {g.data_ptr() for g in grads[i]}
         (part,) = optimizer._parts
-        ((_, opened),) = [form._last for c in part._calls.values() for form in c._forms.values()]
+        ((_, opened),) = [form.last for c in part._calls.values() for form in c._forms.values()]
     assert len(made) == 20
     assert len(opened._placed) <= 8
 

@@ -407,6 +407,5 @@ class Lamb(Optimizer):
             "ratio_min": low, "ratio_max": high,
             "max_norm_clip": math.inf if self.max_norm is None else self.max_norm,
         }  # fmt: skip
-        kind, key = LambStep if is_measured else LambUpdate, (is_measured, *attributes.values())
-        op = self._operator(key, lambda: kind(**attributes))
-        return Update(op, key, {"lr": rate(group["lr"])})
+        kind = LambStep if is_measured else LambUpdate
+        return self._update_by(kind, attributes, {"lr": rate(group["lr"])})

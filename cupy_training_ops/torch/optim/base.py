@@ -7,7 +7,7 @@ step count (`Part`, part.py). `place` is the index of its group in `param_groups
     _ready          parts with gradients; makes parts of parameters with a first gradient
     _update         the operator and its scalar inputs, by the subclass
     Part.writes     checks the operator's call (call/bound.py), returns functions that launch it
-    Whole.write     calls these, of all parts (optimizers/whole.py)
+    Whole.write     calls these, of all parts (device/marks.py)
     Part.finish     raises the parameters' versions for autograd
 """
 
@@ -26,11 +26,10 @@ from torch import Tensor
 from ...call.bound import OpenCall, opened
 from ...call.op import Op
 from ...declare.schema import finite, positive_or_zero
-from ...device.marks import Note
+from ...device.marks import Note, Whole
 from ...errors import refuse, shown
 from ...families.optimizer.operators import GradientNorm
 from ...optimizers.steps import MEASURED, Convert, check_betas, check_number, named
-from ...optimizers.whole import Whole
 from ...planning.step import above_zero, not_negative, seed
 from .part import (
     MAX_CACHED,
@@ -257,18 +256,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         kind: its class. attributes: its options, hashable. numbers: its scalar inputs in this step.
         """
         key = (kind, *attributes.values())
-        name = type(self).__name__
-        op = self._operator(key, lambda: named(kind, name)(**attributes))
-        return Update(op, key, numbers)
-
-    def _operator(self, key: object, make: Callable[[], Op]) -> Op:
-        """Return the operator that is cached by a key, or make it."""
         op = self._operators.get(key)
         if op is None:
             if len(self._operators) >= MAX_CACHED:
                 self._operators.clear()
-            op = self._operators[key] = make()
-        return op
+            op = self._operators[key] = named(kind, type(self).__name__)(**attributes)
+        return Update(op, key, numbers)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -294,21 +287,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     loss = closure()
             with torch.no_grad(), self._whole.lock:
                 self._whole.refuse_torn()
-                self._step_or_refuse(list(self._ready()))
+                ready = list(self._ready())
+                try:
+                    if ready:
+                        self._step(ready)
+                except Exception:  # of a group's invalid options the first is named
+                    for group in self.param_groups:
+                        self._check_all(group)
+                    raise
         finally:  # an interrupt within the contexts' own code leaves their mode
             torch._C._set_grad_enabled(has_gradients)
         return loss
-
-    def _step_or_refuse(self, ready: Ready) -> None:
-        """Update the parts `ready`; an error is that of the first invalid option of a group, if any
-        is."""
-        try:
-            if ready:
-                self._step(ready)
-        except Exception:
-            for group in self.param_groups:
-                self._check_all(group)
-            raise
 
     def _step(self, ready: Ready) -> None:
         """Prepare all updates, then launch all; a single part may compute the norm in its update.
@@ -355,7 +344,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         A part is split if some of its parameters have no gradient.
         """
         self._current()
-        self._add_started([(place, p) for place, p in self._waiting if p.grad is not None])
+        if any(p.grad is not None for _, p in self._waiting):
+            self._add_started()
         for part in list(self._parts or ()):
             gradients = [parameter.grad for parameter in part.parameters]
             n_missing = sum(map(is_, gradients, itertools.repeat(None)))  # how many are None
@@ -459,16 +449,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return Count(int(step), parameter.device)
         return count.copy() if id(count.done) in self._counts else count
 
-    def _add_started(self, started: Sequence[tuple[int, Tensor]]) -> None:
-        """Add states and parts of parameters with a first gradient: none after an error.
-
-        started: (index of the group, parameter), empty in most steps.
-        """
-        if not started:
-            return
+    def _add_started(self) -> None:
+        """Add states and parts of parameters with a first gradient: none after an error."""
         assert self._parts is not None
-        identities = {id(p) for _, p in started}
-        waiting = [(place, p) for place, p in self._waiting if id(p) not in identities]
+        waiting, started = list[tuple[int, Tensor]](), list[tuple[int, Tensor]]()
+        for place, p in self._waiting:
+            (waiting if p.grad is None else started).append((place, p))
         # By what members of a part share: (parameters, their states).
         groups: dict[tuple[Any, ...], tuple[list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))

@@ -331,6 +331,6 @@ def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
     function makes the whole call, with its check.
     """
     checked = call.checked(**inputs)
-    if inputs["gradients"][0].is_cuda and not (call.is_native and checked.over_tensors):
+    if inputs["gradients"][0].is_cuda and not checked.over_tensors:
         return functools.partial(call, **inputs)
     return checked.computed()
