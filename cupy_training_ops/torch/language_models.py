@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import functional, nn
-from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates
+from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates, is_transformed
 
 RMS_NORM = "RMSNorm"  # the end of class names
 
@@ -152,6 +152,40 @@ def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] 
     return _GATES.get(type(activation).__name__)
 
 
+class _TwoCasts(torch.autograd.Function):
+    """Casts of x for two layers, in one memory.
+
+    The gradient is the sum of both in x's type, as that of two casts is: autograd would add those
+    of one cast in its narrow type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ctx.dtype = x.dtype
+        cast = x.to(dtype)
+        return cast, cast.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        first, second = gradients
+        return first.to(ctx.dtype) + second, None
+
+
+def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
+    """Return x for two linear layers; under autocast, which would cast it for each, casts that
+    share memory."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype is not torch.float32 or is_transformed():
+        return x, x
+    dtype = torch.get_autocast_dtype(device)
+    if dtype is x.dtype or type(x) is not Tensor:
+        return x, x
+    if any(_unserved(layer, {}) is not None for layer in (first, second)):  # they may look at x
+        return x, x
+    casts: tuple[Tensor, Tensor] = _TwoCasts.apply(x, dtype)
+    return casts
+
+
 def _gated_forward(cls: Any) -> _Forward:
     """Return the pass of down(activation(gate(x)) * up(x))."""
 
@@ -159,7 +193,8 @@ def _gated_forward(cls: Any) -> _Forward:
         gate = _gate_of(self.act_fn)
         if gate is None or nn.is_compiling() or nn.is_exported(x):
             return cls.forward(self, x)
-        return self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+        for_gate, for_value = _inputs_of_both(x, self.gate_proj, self.up_proj)
+        return self.down_proj(gate(self.gate_proj(for_gate), self.up_proj(for_value)))
 
     return forward
 
@@ -171,7 +206,8 @@ def _gated_t5_forward(cls: Any) -> _Forward:
         gate = _gate_of(self.act)
         if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
             return cls.forward(self, hidden_states)
-        hidden = self.dropout(gate(self.wi_0(hidden_states), self.wi_1(hidden_states)))
+        for_gate, for_value = _inputs_of_both(hidden_states, self.wi_0, self.wi_1)
+        hidden = self.dropout(gate(self.wi_0(for_gate), self.wi_1(for_value)))
         if self.wo.weight.is_floating_point():  # kept in float32 in a model of 16 bits
             hidden = hidden.to(self.wo.weight.dtype)
         return self.wo(hidden)
