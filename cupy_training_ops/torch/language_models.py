@@ -39,8 +39,6 @@ def replacement(module: torch.nn.Module) -> Any:
     name, parts = cls.__name__, {*vars(module), *module._parameters, *module._modules}
     if name.endswith(_HEADED):
         return _head_reason(cls) or subclass_of(cls)
-    if name == "Phi3MLP":
-        return "its gate and its values lie in one array, with gaps: kernels would copy them"
     if name in _FORMS or name.endswith(RMS_NORM):
         has_form = _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts
         return subclass_of(cls) if has_form else None
@@ -59,6 +57,8 @@ def subclass_of(cls: Any) -> Any:
         make = _offset_norm_forward
     elif name == _GATED_T5:
         make = _gated_t5_forward
+    elif name in _GATED_BY_HALVES:
+        make = _halves_forward
     elif name in _GATED:
         make = _gated_forward
     else:
@@ -71,12 +71,14 @@ def subclass_of(cls: Any) -> Any:
 _GEMMAS, _LLAMAS = ("Gemma", "Gemma2", "Gemma3"), ("Llama", "Mistral", "Qwen2", "Qwen3")
 _OFFSET_NORMS = tuple(f"{name}RMSNorm" for name in _GEMMAS)  # scale by 1 + weight
 _GATED = tuple(f"{name}MLP" for name in (*_GEMMAS, *_LLAMAS))
+_GATED_BY_HALVES = ("Phi3MLP", "GlmMLP", "Glm4MLP")  # one layer computes gates and values
 _GATED_T5 = "T5DenseGatedActDense"
 # Parts of modules; a module of a class without them has another form than is known.
 _FORMS = {
     "T5LayerNorm": {"variance_epsilon", "weight"},
     **dict.fromkeys(_OFFSET_NORMS, frozenset(("eps", "weight"))),
     **dict.fromkeys(_GATED, frozenset(("gate_proj", "up_proj", "down_proj", "act_fn"))),
+    **dict.fromkeys(_GATED_BY_HALVES, frozenset(("gate_up_proj", "down_proj", "activation_fn"))),
     _GATED_T5: {"wi_0", "wi_1", "wo", "dropout", "act"},
 }
 # The `approximate` of torch.nn.functional.gelu, by class name.
@@ -178,7 +180,7 @@ def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]
     if not torch.is_autocast_enabled(device) or x.dtype is not torch.float32 or is_transformed():
         return x, x
     dtype = torch.get_autocast_dtype(device)
-    if dtype is x.dtype or type(x) is not Tensor:
+    if dtype is x.dtype or type(x) is not Tensor or x.is_leaf:  # whose casts autocast caches
         return x, x
     if any(_unserved(layer, {}) is not None for layer in (first, second)):  # they may look at x
         return x, x
@@ -195,6 +197,18 @@ def _gated_forward(cls: Any) -> _Forward:
             return cls.forward(self, x)
         for_gate, for_value = _inputs_of_both(x, self.gate_proj, self.up_proj)
         return self.down_proj(gate(self.gate_proj(for_gate), self.up_proj(for_value)))
+
+    return forward
+
+
+def _halves_forward(cls: Any) -> _Forward:
+    """Return the pass of down(value * silu(gate)), halves of rows of one layer's result."""
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        is_silu = _gate_of(self.activation_fn) is functional.swiglu
+        if not is_silu or nn.is_compiling() or nn.is_exported(hidden_states):
+            return cls.forward(self, hidden_states)
+        return self.down_proj(functional.swiglu_halves(self.gate_up_proj(hidden_states)))
 
     return forward
 
