@@ -154,7 +154,7 @@ def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] 
     return _GATES.get(type(activation).__name__)
 
 
-class _TwoCasts(torch.autograd.Function):
+class _TwoCasts(torch.autograd.Function):  # type: ignore[misc]
     """Casts of x for two layers, in one memory.
 
     The gradient is the sum of both in x's type, as that of two casts is: autograd would add those

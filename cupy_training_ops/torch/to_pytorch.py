@@ -99,7 +99,7 @@ def differentiates() -> bool:
 
 def is_transformed() -> bool:
     """Return True inside torch.func's transforms and forward mode."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
 
 
 def call_pytorch(
