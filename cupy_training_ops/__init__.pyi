@@ -231,6 +231,8 @@ __all__ = [
     "split_training",
     "swi_glu",
     "swi_glu_grad",
+    "swi_glu_halves",
+    "swi_glu_halves_grad",
     "tanh_grad",
     "triton_op",
     "view",
@@ -379,6 +381,8 @@ __all__ = [
     "SplitTraining",
     "SwiGlu",
     "SwiGluGrad",
+    "SwiGluHalves",
+    "SwiGluHalvesGrad",
     "TanhGrad",
     "TritonOp",
     "View",
@@ -757,6 +761,10 @@ def get_op(name: Literal["SplitTraining"], version: int | None = None, domain: L
 def get_op(name: Literal["SwiGlu"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGlu]: ...
 @overload
 def get_op(name: Literal["SwiGluGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGluGrad]: ...
+@overload
+def get_op(name: Literal["SwiGluHalves"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGluHalves]: ...
+@overload
+def get_op(name: Literal["SwiGluHalvesGrad"], version: int | None = None, domain: Literal["cupy_training_ops"] | None = None) -> type[SwiGluHalvesGrad]: ...
 @overload
 def get_op(name: Literal["TanhGrad"], version: int | None = None, domain: Literal["com.microsoft"] | None = None) -> type[TanhGrad]: ...
 @overload
@@ -6232,6 +6240,48 @@ def swi_glu_grad(
     dY: _Other, A: _Other, B: _Other, *, out: tuple[_Other | None, _Other | None] | None = None,
     outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]: ...
+@overload
+def swi_glu_halves(
+    X: _NumPy, *, out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """SwiGlu of the halves of rows: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)), rows of X (A, B). Returns Y."""
+@overload
+def swi_glu_halves(
+    X: Tensor[_T], *, out: Tensor[_T] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def swi_glu_halves(
+    X: CupyArray, *, out: CupyArray | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def swi_glu_halves(
+    X: _Other, *, out: _Other | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any: ...
+@overload
+def swi_glu_halves_grad(
+    dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[Any]:
+    """Gradient of SwiGluHalves: dX = (dA, dB), those of SwiGluGrad, in each row. Returns dX."""
+@overload
+def swi_glu_halves_grad(
+    dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> _T: ...
+@overload
+def swi_glu_halves_grad(
+    dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> CupyArray: ...
+@overload
+def swi_glu_halves_grad(
+    dY: _Other, X: _Other, *, out: _Other | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any: ...
 @overload
 def tanh_grad(
     dY: _NumPy, Y: _NumPy, *, out: NDArray[Any] | None = None,
@@ -13522,6 +13572,68 @@ class SwiGluGrad(Op):
     def workspace_nbytes(
         self, dY: _Array, A: _Array, B: _Array, *,
         outputs: Sequence[Literal["dA", "dB"]] | None = None,
+    ) -> int: ...
+
+class SwiGluHalves(Op):
+    """SwiGlu of the halves of rows: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)), rows of X (A, B). Returns Y."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, X: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class SwiGluHalvesGrad(Op):
+    """Gradient of SwiGluHalves: dX = (dA, dB), those of SwiGluGrad, in each row. Returns dX."""
+    def __init__(self) -> None: ...
+    @overload
+    def __call__(
+        self, dY: _NumPy, X: _NumPy, *, out: NDArray[Any] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[Any]: ...
+    @overload
+    def __call__(
+        self, dY: Tensor[_T], X: Tensor[_T], *, out: Tensor[_T] | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> _T: ...
+    @overload
+    def __call__(
+        self, dY: CupyArray, X: CupyArray, *, out: CupyArray | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> CupyArray: ...
+    @overload
+    def __call__(
+        self, dY: _Other, X: _Other, *, out: _Other | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
 class TanhGrad(Op):

@@ -168,7 +168,8 @@ OperatorName: TypeAlias = Literal[
     "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad", "SoftmaxCrossEntropyLossInternal",
     "SoftmaxCrossEntropyLossInternalGrad", "SoftmaxDropoutGrad", "SoftmaxGrad", "SoftmaxGrad_13",
     "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad", "SplitTraining", "SwiGlu",
-    "SwiGluGrad", "TanhGrad", "TritonOp", "View", "WaitEvent", "YieldOp", "ZeroGradient",
+    "SwiGluGrad", "SwiGluHalves", "SwiGluHalvesGrad", "TanhGrad", "TritonOp", "View", "WaitEvent",
+    "YieldOp", "ZeroGradient",
 ]
 CodecName: TypeAlias = Literal[
     "binarize", "pack1", "pack8", "pack16", "msfp15", "msfp15_signed", "sparse", "sparse_fp10",

@@ -8,6 +8,7 @@
 // for none. dy is the gradient of the output, dx of the input x.
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
+#include "activation/halves.cuh"
 #include "algorithm/elementwise.cuh"
 #include "core/slots.cuh"
 
@@ -15,6 +16,7 @@ namespace cto {
 
 using namespace facts::activation;
 using namespace elementwise;
+using namespace halves;
 using namespace math::gelu;
 
 using slots::ACC;
@@ -192,6 +194,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
     swi_glu_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
     map_elements<Tile>(n, aligned, SwiGluGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
                        out_if_wanted(db));
+}
+// y = a s b, s = 1 / (1 + e^-a); rows of x are a, then b, of columns.value elements each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    swi_glu_halves(const T* x, T* y, i64 n, bool aligned, const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, SwiGlu{}, first_half(x, columns), second_half(x, columns),
+                       out(y));
+}
+// Rows of dx are da = dy b d/da (a s), then db = dy a s, as those of x are a and b.
+extern "C" __global__ void __launch_bounds__(THREADS, ONE_RESIDENT)
+    swi_glu_halves_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned,
+                        const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, SwiGluGrad{}, in(dy), first_half(x, columns),
+                       second_half(x, columns), to_first_half(dx, columns),
+                       to_second_half(dx, columns));
 }
 // y = a s b, s = 1 / (1 + e^-v), v = 2 sqrt(2 / pi) (a + 0.044715 a^3).
 extern "C" __global__ void __launch_bounds__(THREADS)

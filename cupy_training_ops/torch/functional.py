@@ -88,6 +88,11 @@ def _their_embedding(weight: Tensor, input: Tensor, padding_idx: int) -> Tensor:
     return theirs.embedding(input, weight, None if padding_idx < 0 else padding_idx)
 
 
+def _their_swiglu_halves(input: Tensor) -> Tensor:
+    gate, value = input.chunk(2, -1)
+    return theirs.silu(gate) * value
+
+
 def _their_rotary(input: Tensor, cos: Tensor, sin: Tensor, heads_last: bool = False) -> Tensor:
     half, dim = input.shape[-1] // 2, 2 if heads_last else 1
     turned = torch.cat((-input[..., half:], input[..., :half]), -1)
@@ -102,6 +107,7 @@ _softmax = door("softmax", theirs.softmax, find_unserved=_unserved_dim)
 _log_softmax = door("log_softmax", theirs.log_softmax, find_unserved=_unserved_dim)
 _dropout, _embedding = DOORS["bitmask_dropout"], door("embedding", _their_embedding)
 # Not PyTorch's, but of models that `convert` takes: silu(gate) value and gelu(gate) value, by tanh.
+swiglu_halves = door("swiglu_halves", _their_swiglu_halves)  # gates and values: halves of rows
 swiglu = door("swiglu", lambda gate, value: theirs.silu(gate) * value)
 geglu = door("geglu", lambda gate, value: theirs.gelu(gate, approximate="tanh") * value)
 rotary = door("rotary", _their_rotary)  # of queries or keys: x cos + rotate_half(x) sin

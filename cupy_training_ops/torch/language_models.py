@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from . import functional, nn
-from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates
+from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates, is_transformed
 
 RMS_NORM = "RMSNorm"  # the end of class names
 
@@ -39,8 +39,6 @@ def replacement(module: torch.nn.Module) -> Any:
     name, parts = cls.__name__, {*vars(module), *module._parameters, *module._modules}
     if name.endswith(_HEADED):
         return _head_reason(cls) or subclass_of(cls)
-    if name == "Phi3MLP":
-        return "its gate and its values lie in one array, with gaps: kernels would copy them"
     if name in _FORMS or name.endswith(RMS_NORM):
         has_form = _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts
         return subclass_of(cls) if has_form else None
@@ -59,6 +57,8 @@ def subclass_of(cls: Any) -> Any:
         make = _offset_norm_forward
     elif name == _GATED_T5:
         make = _gated_t5_forward
+    elif name in _GATED_BY_HALVES:
+        make = _halves_forward
     elif name in _GATED:
         make = _gated_forward
     else:
@@ -71,12 +71,14 @@ def subclass_of(cls: Any) -> Any:
 _GEMMAS, _LLAMAS = ("Gemma", "Gemma2", "Gemma3"), ("Llama", "Mistral", "Qwen2", "Qwen3")
 _OFFSET_NORMS = tuple(f"{name}RMSNorm" for name in _GEMMAS)  # scale by 1 + weight
 _GATED = tuple(f"{name}MLP" for name in (*_GEMMAS, *_LLAMAS))
+_GATED_BY_HALVES = ("Phi3MLP", "GlmMLP", "Glm4MLP")  # one layer computes gates and values
 _GATED_T5 = "T5DenseGatedActDense"
 # Parts of modules; a module of a class without them has another form than is known.
 _FORMS = {
     "T5LayerNorm": {"variance_epsilon", "weight"},
     **dict.fromkeys(_OFFSET_NORMS, frozenset(("eps", "weight"))),
     **dict.fromkeys(_GATED, frozenset(("gate_proj", "up_proj", "down_proj", "act_fn"))),
+    **dict.fromkeys(_GATED_BY_HALVES, frozenset(("gate_up_proj", "down_proj", "activation_fn"))),
     _GATED_T5: {"wi_0", "wi_1", "wo", "dropout", "act"},
 }
 # The `approximate` of torch.nn.functional.gelu, by class name.
@@ -152,6 +154,40 @@ def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] 
     return _GATES.get(type(activation).__name__)
 
 
+class _TwoCasts(torch.autograd.Function):  # type: ignore[misc]
+    """Casts of x for two layers, in one memory.
+
+    The gradient is the sum of both in x's type, as that of two casts is: autograd would add those
+    of one cast in its narrow type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ctx.dtype = x.dtype
+        cast = x.to(dtype)
+        return cast, cast.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        first, second = gradients
+        return first.to(ctx.dtype) + second, None
+
+
+def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
+    """Return x for two linear layers; under autocast, which would cast it for each, casts that
+    share memory."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype is not torch.float32 or is_transformed():
+        return x, x
+    dtype = torch.get_autocast_dtype(device)
+    if dtype is x.dtype or type(x) is not Tensor or x.is_leaf:  # whose casts autocast caches
+        return x, x
+    if any(_unserved(layer, {}) is not None for layer in (first, second)):  # they may look at x
+        return x, x
+    casts: tuple[Tensor, Tensor] = _TwoCasts.apply(x, dtype)
+    return casts
+
+
 def _gated_forward(cls: Any) -> _Forward:
     """Return the pass of down(activation(gate(x)) * up(x))."""
 
@@ -159,7 +195,20 @@ def _gated_forward(cls: Any) -> _Forward:
         gate = _gate_of(self.act_fn)
         if gate is None or nn.is_compiling() or nn.is_exported(x):
             return cls.forward(self, x)
-        return self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+        for_gate, for_value = _inputs_of_both(x, self.gate_proj, self.up_proj)
+        return self.down_proj(gate(self.gate_proj(for_gate), self.up_proj(for_value)))
+
+    return forward
+
+
+def _halves_forward(cls: Any) -> _Forward:
+    """Return the pass of down(value * silu(gate)), halves of rows of one layer's result."""
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        is_silu = _gate_of(self.activation_fn) is functional.swiglu
+        if not is_silu or nn.is_compiling() or nn.is_exported(hidden_states):
+            return cls.forward(self, hidden_states)
+        return self.down_proj(functional.swiglu_halves(self.gate_up_proj(hidden_states)))
 
     return forward
 
@@ -171,7 +220,8 @@ def _gated_t5_forward(cls: Any) -> _Forward:
         gate = _gate_of(self.act)
         if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
             return cls.forward(self, hidden_states)
-        hidden = self.dropout(gate(self.wi_0(hidden_states), self.wi_1(hidden_states)))
+        for_gate, for_value = _inputs_of_both(hidden_states, self.wi_0, self.wi_1)
+        hidden = self.dropout(gate(self.wi_0(for_gate), self.wi_1(for_value)))
         if self.wo.weight.is_floating_point():  # kept in float32 in a model of 16 bits
             hidden = hidden.to(self.wo.weight.dtype)
         return self.wo(hidden)

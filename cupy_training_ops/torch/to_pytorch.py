@@ -97,6 +97,11 @@ def differentiates() -> bool:
     return any(interpreter.key() in _GRADIENTS for interpreter in stack)
 
 
+def is_transformed() -> bool:
+    """Return True inside torch.func's transforms and forward mode."""
+    return forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
+
+
 def call_pytorch(
     function: str, reason: Unserved, theirs: Callable[..., Any], *arguments: Any, **named: Any
 ) -> Any:

@@ -97,6 +97,14 @@ gate, value = np.array([-1, 1], np.float32), np.full(2, 3, np.float32)
 of_gate, of_value = cto.swi_glu_grad(np.ones_like(gate), gate, value)
 print(of_gate.round(3), of_value.round(3))  # [0.217 2.783] [-0.269  0.731]
 
+# %% SwiGluHalves
+both = np.array([[-1, 3, 2, 1]], np.float32)  # a row: two gates, then what they multiply
+print(cto.swi_glu_halves(both).round(3))  # [[-0.538  2.858]]
+
+# %% SwiGluHalvesGrad
+print(cto.swi_glu_halves_grad(np.ones((1, 2), np.float32), both).round(3))
+# > [[ 0.145  1.088 -0.269  2.858]]
+
 # %% TanhGrad
 y = np.tanh([-2, 0, 2])
 print(cto.tanh_grad(np.ones(3), y).round(3))  # [0.071 1.    0.071]

@@ -21,6 +21,8 @@ ROWS, COLUMNS = 65_536, 1024
 def _inputs(dtype: Any, name: str) -> Any:
     """Normal numbers; a matrix and a row where the operator takes a bias."""
     op = OPS[name]
+    if "Halves" in name:
+        return normals(dtype, *((ROWS, COLUMNS) for _ in op.inputs[1:]), (ROWS, 2 * COLUMNS))
     shape = (ROWS, COLUMNS) if op.row else (ROWS * COLUMNS,)
     return normals(dtype, *(shape[-1:] if item.name == op.row else shape for item in op.inputs))
 
@@ -60,6 +62,11 @@ def _biased_backward(approximate: str) -> Peer:
     )
 
 
+def _gated_halves(x: Any) -> Any:
+    gate, value = x.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * value
+
+
 # Of what does not bear ATen's name, or takes more than the forward operator.
 PEERS: dict[str, Peer] = {
     "ReluGrad": partial(backward, "threshold_backward", threshold=0),
@@ -73,9 +80,11 @@ PEERS: dict[str, Peer] = {
     "BiasGelu": _gelu("none"),
     "FastGelu": _gelu("tanh"),
     "SwiGlu": on_tensors(lambda a, b: torch.nn.functional.silu(a) * b),
+    "SwiGluHalves": on_tensors(_gated_halves),
     "FastGeGlu": on_tensors(lambda a, b: torch.nn.functional.gelu(a, approximate="tanh") * b),
 }
-ALONE = ("SwiGluGrad", "FastGeGluGrad")  # ATen has no operator for both gradients
+# ATen has no operator for both gradients.
+ALONE = ("SwiGluGrad", "SwiGluHalvesGrad", "FastGeGluGrad")
 
 
 def _peers(name: str) -> dict[str, Peer]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import inspect
 import io
 import pickle
@@ -344,16 +345,12 @@ def test_what_is_swapped_and_what_is_left(family) -> None:
     model = model_of(family)
     conversion = convert(model)
     names = {type(m).__name__ for m in model.modules() if next(m.children(), None) is None}
-    whole, gated = MODELS[family][0], family not in ("phi3", "gpt2", "bert")
+    whole, gated = MODELS[family][0], family not in ("gpt2", "bert")
     assert conversion.swapped[""] == whole
     swapped = set(conversion.swapped.values())
     assert any("Norm" in name for name in swapped)
     assert any("MLP" in name or "Gated" in name for name in swapped) == gated
     assert names <= swapped | set(conversion.left_classes), names
-    if family == "phi3":
-        lines = str(conversion).splitlines()
-        (line,) = [each for each in lines if "its gate and its values lie in one array" in each]
-        assert line.startswith("left model.layers.0.mlp and 1 more: ")
 
 
 def test_a_converted_model_is_copied_pickled_and_saved(labels, tmp_path) -> None:
@@ -420,6 +417,117 @@ def test_models_whose_forward_pass_is_not_known_are_left_with_words() -> None:
     conversion = convert(transformers.OPTForCausalLM(config))
     assert conversion.left[""].startswith("head and loss stay apart: none of the models")
     assert "Embedding" in conversion.swapped.values()
+
+
+# ---- gated layers --------------------------------------------------------------------------------
+
+
+class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        self.names.append(str(function))
+        return function(*arguments, **(named or {}))
+
+
+@pytest.mark.parametrize("model", ["phi3.Phi3", "glm.Glm", "glm4.Glm4"])
+def test_gates_and_values_of_one_layer_are_not_copied(monkeypatch, model) -> None:
+    """Halves of rows go to one kernel, their gradient comes from one; other gates stay apart."""
+    home, name = model.split(".")
+    models = importlib.import_module(f"transformers.models.{home}.modeling_{home}")
+    cls = getattr(models, f"{name}MLP")
+    config = types.SimpleNamespace(hidden_size=6, intermediate_size=5, hidden_act="silu")
+    layer = cls(config).double()
+    converted = copy.deepcopy(layer)
+    conversion = convert(converted)
+    assert conversion.swapped == {"": f"{name}MLP"}
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    calls, ours = [], functional.swiglu_halves
+    monkeypatch.setattr(functional, "swiglu_halves", lambda x: calls.append(x.shape) or ours(x))
+    expected, found = layer(x), converted(x)
+    torch.testing.assert_close(found, expected)
+    leaves = [
+        torch.autograd.grad(y.square().sum(), (x, *m.parameters()), retain_graph=True)
+        for y, m in ((found, converted), (expected, layer))
+    ]
+    torch.testing.assert_close(*leaves)
+    with Calls() as seen:
+        torch.autograd.grad(found.sum(), x)
+    assert not any("cat" in each or "copy" in each or "clone" in each for each in seen.names)
+    assert calls == [(2, 3, 10)]
+    converted.activation_fn = torch.nn.Tanh()
+    layer.activation_fn = torch.nn.Tanh()
+    torch.testing.assert_close(converted(x), layer(x))
+    conversion.undo()
+    assert type(converted) is cls
+    assert len(calls) == 1
+
+
+def gated_layer(kind: str):
+    """A gated layer in float32."""
+    model = model_of(kind, torch.float32)
+    if kind == "t5":
+        return model.encoder.block[0].layer[1].DenseReluDense
+    return model.model.layers[0].mlp
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "t5"])
+@pytest.mark.parametrize("hook", [False, True])
+def test_under_autocast_both_layers_share_one_cast(kind, hook) -> None:
+    """Bit by bit as two casts, gradients too; a layer that looks at its input gets its own."""
+    layer = gated_layer(kind)
+    converted = copy.deepcopy(layer)
+    convert(converted)
+    first = converted.wi_0 if kind == "t5" else converted.gate_proj
+    seen = []
+    if hook:
+        first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    saved = {}
+
+    def pack(x):
+        if x.dtype == torch.bfloat16 and x.shape == (96, 16):
+            saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    x = torch.randn(
+        2, 48, 16, requires_grad=True
+    ).clone()  # casts of leaves are in autocast's cache
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with hooks, torch.autocast("cpu", torch.bfloat16):
+        found = converted(x)
+    assert len(saved) == (2 if hook else 1)
+    assert seen == [torch.float32] * hook
+    dy = torch.randn_like(found)
+    (dx,) = torch.autograd.grad(found, x, dy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language_models, "_inputs_of_both", lambda x, *_: (x, x))
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = converted(x)
+    assert torch.equal(found, expected)
+    assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
+    assert dx.dtype == torch.float32
+
+
+def test_gated_layers_under_autocast_are_transformed() -> None:
+    layer = gated_layer("llama")
+    converted = copy.deepcopy(layer)
+    convert(converted)
+    x = torch.randn(4, 16)
+
+    def total(module, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x).float().square().sum()
+
+    torch.testing.assert_close(
+        torch.func.grad(functools.partial(total, converted))(x),
+        torch.func.grad(functools.partial(total, layer))(x),
+        atol=0.05,
+        rtol=0.05,
+    )
 
 
 # ---- attention that `also` names -----------------------------------------------------------------

@@ -10,8 +10,17 @@ result that underflows is a zero of either sign.
 
 from __future__ import annotations
 
-from ...declare.schema import Input, Output, attribute, real
-from ...planning.elementwise import ElementwiseOp, Number
+from typing import ClassVar
+
+from ...call.op import Op
+from ...declare.schema import Input, Output, Spec, attribute, real
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS
+from ...errors import refuse
+from ...facts import ELEMENTWISE_NBYTES, ELEMENTWISE_THREADS
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
+from ...planning.elementwise import ElementwiseOp, Number, type_slots
+from ...planning.fast_division import divisor
 
 DY = Input("dY", "T", shape="any shape")
 X = Input("X", "T", shape="shape of dY", doc="the forward input")
@@ -276,6 +285,78 @@ class SwiGluGrad(ElementwiseOp):
     outputs = (DA, DB)
 
 
+class _Halves(Op):
+    """Base of gated activations whose gate and value are the halves of each row of X.
+
+    Methods have the specs by names in small letters; `rows`: the array without halves, Y or dY.
+    """
+
+    domain = "cupy_training_ops"
+    types: ClassVar[Types] = {"T": FLOATS}
+    kernel: ClassVar[str]
+
+    def launch(self, rows: Spec, *arrays: Spec) -> Plan:
+        """Plan one launch over arrays, an item for each element of `rows`; by vectors where rows
+        are whole ones and all arrays aligned."""
+        columns = rows.shape[-1]
+        in_vectors = columns * rows.dtype.itemsize % VEC_NBYTES == 0
+        is_aligned = in_vectors and all(spec.aligned for spec in arrays)
+        n_blocks = ceil_div(rows.nbytes, ELEMENTWISE_THREADS * ELEMENTWISE_NBYTES)
+        config = Config((n_blocks,), (ELEMENTWISE_THREADS,))
+        args = (*arrays, rows.size, is_aligned, divisor(max(columns, 1)))
+        return Plan((Launch(self.kernel, config, args, type_slots(rows.dtype)),))
+
+
+class SwiGluHalves(_Halves):
+    """SwiGlu of the halves of rows: Y = A s(A) B, s(A) = 1 / (1 + exp(-A)), rows of X (A, B).
+
+    As SwiGlu, of a gate and a value that one matrix product gives.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), as transformers' Phi3MLP has it.
+    """
+
+    kernel = "swi_glu_halves"
+    inputs = (Input("X", "T", shape="shape (..., 2 n)", doc="gates, then what they multiply"),)
+    outputs = (Output("Y", "T", shape="shape (..., n)"),)
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of Y; refuse rows without halves."""
+        if not x.shape or x.shape[-1] % 2:
+            refuse(self.name, "X", "rank 1 or more and an even last extent", f"shape {x.shape}")
+        return (Spec((*x.shape[:-1], x.shape[-1] // 2), x.dtype),)
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        """Plan one launch."""
+        return self.launch(y, x, y)
+
+
+class SwiGluHalvesGrad(_Halves):
+    """Gradient of SwiGluHalves: dX = (dA, dB), those of SwiGluGrad, in each row.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), gradient.
+    """
+
+    kernel = "swi_glu_halves_grad"
+    inputs = (
+        Input("dY", "T", shape="shape (..., n)"),
+        Input("X", "T", shape="shape (..., 2 n)", doc="the forward input"),
+    )
+    outputs = (Output("dX", "T", may_alias=("X",), shape="shape of X"),)
+
+    def infer(self, dy: Spec, x: Spec) -> tuple[Spec, ...]:
+        """Return the spec of dX; refuse an X whose rows are not twice as long as those of dY."""
+        if not dy.shape:
+            refuse(self.name, "dY", "rank 1 or more", "a scalar")
+        expected = (*dy.shape[:-1], 2 * dy.shape[-1])
+        if x.shape != expected:
+            refuse(self.name, "X", f"shape {expected}, as dY is {dy.shape}", f"{x.shape}")
+        return (Spec(x.shape, x.dtype),)
+
+    def plan(self, device: Device, dy: Spec, x: Spec, dx: Spec) -> Plan:
+        """Plan one launch."""
+        return self.launch(dy, dy, x, dx)
+
+
 class FastGeGlu(ElementwiseOp):
     """Gated Gelu by tanh: Y = FastGelu(A) B.
 
@@ -322,5 +403,7 @@ OPS = {
     "SigmoidGrad": SigmoidGrad,
     "SwiGlu": SwiGlu,
     "SwiGluGrad": SwiGluGrad,
+    "SwiGluHalves": SwiGluHalves,
+    "SwiGluHalvesGrad": SwiGluHalvesGrad,
     "TanhGrad": TanhGrad,
 }

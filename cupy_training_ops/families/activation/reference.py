@@ -204,6 +204,14 @@ def swi_glu_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, 
     return _gate_gradients(dy, b, _vanishing(z, _sigmoid(z)), _gate_slope(z, z))
 
 
+def swi_glu_halves(x: HostArray) -> HostArray:
+    return swi_glu(*np.split(x, 2, -1))
+
+
+def swi_glu_halves_grad(dy: HostArray, x: HostArray) -> HostArray:
+    return np.concatenate(swi_glu_grad(dy, *np.split(x, 2, -1)), -1)
+
+
 @quiet
 def fast_ge_glu(a: HostArray, b: HostArray) -> HostArray:
     z = _widen(a)

@@ -28,6 +28,7 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "TanhGrad": np.tanh,
 }
 SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", "BiasGeluGrad_dX", "BiasFastGeluGrad_dX")
+HALVES = ("SwiGluHalves", "SwiGluHalvesGrad")  # X has rows twice as long as Y
 ATTRIBUTES = {"LeakyReluGrad": {"alpha": 0.3}, "QuickGeluGrad": {"alpha": 1.1}}
 
 
@@ -35,6 +36,8 @@ def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, .
     """Return the operator's inputs: normal numbers; a forward output where it takes one."""
     op = OPS[name]
     shapes = [shape[-1:] if item.name == op.row else shape for item in op.inputs]
+    if name in HALVES:
+        shapes[-1] = (*shape[:-1], 2 * shape[-1])
     arrays = [2 * rng.standard_normal(each) for each in shapes]
     if name in OUTPUTS:
         arrays[1] = OUTPUTS[name](arrays[1])
@@ -47,6 +50,8 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     An input that is a row (of a bias) has them too. n fills several blocks.
     """
     n = SPECIALS.size
+    if name in HALVES:
+        return _special_halves(rng, name, dtype)
     arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
     with np.errstate(over="ignore"):
         for i, (item, array) in enumerate(zip(OPS[name].inputs, arrays, strict=True)):
@@ -54,6 +59,12 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
             values = SPECIAL_FACTORS if is_factor else SPECIALS
             array[i if array.ndim == 2 else slice(None)] = values.astype(dtype)
     return arrays
+
+
+def _special_halves(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
+    """Return inputs of SwiGlu, or its gradient, with special numbers, the last two as one."""
+    *others, a, b = _special(rng, name.replace("Halves", ""), dtype)
+    return *others, np.concatenate((a, b), -1)
 
 
 def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:

@@ -32,6 +32,8 @@ from ...families.activation.operators import (
     QuickGeluGrad,
     SwiGlu,
     SwiGluGrad,
+    SwiGluHalves,
+    SwiGluHalvesGrad,
 )
 from ...families.dropout.operators import (
     BiasDropout,
@@ -136,6 +138,22 @@ def _gated(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, 
         CustomOp(f"{name}(Tensor gate, Tensor value) -> Tensor", body, save, derivative),
         CustomOp(schema, backward),
     )
+
+
+def _swiglu_halves(run: Run, x: Tensor) -> Tensor:
+    return run(instance(SwiGluHalves), x)
+
+
+def _swiglu_halves_backward(run: Run, dy: Tensor, x: Tensor) -> Tensor:
+    return run(instance(SwiGluHalvesGrad), dy, x)
+
+
+def _save_input(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
+    ctx.save_for_backward(*arguments)
+
+
+def _swiglu_halves_derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return (DOORS["swiglu_halves_backward"].every(dy, *ctx.saved_tensors),)
 
 
 def _rotary(name: str, op: type[Op], argument: str, derivative_name: str) -> CustomOp:
@@ -298,6 +316,16 @@ DOORS = register(
             _quick_gelu_backward,
         ),
         *_gated("swiglu", SwiGlu, SwiGluGrad),
+        CustomOp(
+            "swiglu_halves(Tensor input) -> Tensor",
+            _swiglu_halves,
+            _save_input,
+            _swiglu_halves_derivative,
+        ),
+        CustomOp(
+            "swiglu_halves_backward(Tensor grad, Tensor input) -> Tensor",
+            _swiglu_halves_backward,
+        ),
         *_gated("geglu", FastGeGlu, FastGeGluGrad),
         _rotary("rotary", RotaryHalves, "input", "rotary_backward"),
         _rotary("rotary_backward", RotaryHalvesGrad, "grad", "rotary"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from probe.probe import ProbeColumn
 from references import computed
 
-from cupy_training_ops import get_op
+from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
@@ -24,7 +24,12 @@ from cupy_training_ops.testing.compare import assert_matches, poison
 ANSWERS = Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz"
 UNARY = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad")
 FORWARD = ("Gelu", "FastGelu", "QuickGelu")
-GRADIENTS = [name for name, op in OPS.items() if "Grad" in name and len(op.outputs) == 1]
+HALVES = ["SwiGluHalves", "SwiGluHalvesGrad"]
+GRADIENTS = [
+    name
+    for name, op in OPS.items()
+    if "Grad" in name and len(op.outputs) == 1 and name not in HALVES
+]
 GATED = ["SwiGlu", "FastGeGlu"]
 
 # How far upstream's answers may be off, times 1 + |upstream|: float32 and float16.
@@ -200,6 +205,39 @@ def test_gated_gradients_in_place(run, rng, name) -> None:
         assert results[0] is placed[first]
         for found, expected in zip(results, exact, strict=True):
             assert_rounded_once(run.host(found), expected)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("columns", [1, 7, 8, 24, 1500])
+def test_halves_of_rows_are_as_two_arrays(run, rng, columns, offset) -> None:
+    """Rows of whole vectors and others; each result is rounded once, the gradient also in place."""
+    n_rows = 3000 // columns + 1
+    dy, a, b = rng.uniform(-4, 4, (3, n_rows, columns)).astype(FLOAT16)
+    x = np.concatenate((a, b), -1)
+    wide = [each.astype(FLOAT64) for each in (dy, a, b)]
+    forward, gradient = (get_op(name)() for name in HALVES)
+    placed = run.place(x, offset)
+    out = poison(run.blank(Spec(a.shape, a.dtype), offset))
+    with launch_log() as log:
+        forward(placed, out=out)
+    assert log[0].args[3] == (offset == 0 and columns % 8 == 0)
+    assert_rounded_once(run.host(out), get_op("SwiGlu").cpu_function()(*wide[1:]))
+    exact = np.concatenate(get_op("SwiGluGrad").cpu_function()(*wide), -1)
+    for given_out in (poison(run.blank(Spec(x.shape, x.dtype), offset)), placed):
+        result = gradient(run.place(dy, offset), placed, out=given_out)
+        assert_rounded_once(run.host(result), exact)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_rows_without_halves_are_refused(anywhere, shape) -> None:
+    x = anywhere.place(np.ones(shape, FLOAT32))
+    with pytest.raises(
+        ArgumentError, match=r"^SwiGluHalves: X: expected rank 1 or more and an even"
+    ):
+        get_op("SwiGluHalves")()(x)
+    first = "X: expected shape .*as dY is" if shape else "dY: expected rank 1 or more"
+    with pytest.raises(ArgumentError, match=f"^SwiGluHalvesGrad: {first}"):
+        get_op("SwiGluHalvesGrad")()(x, x)
 
 
 @pytest.mark.parametrize("name", UPSTREAM)

@@ -124,6 +124,16 @@ def test_gated_activations_are_jax_products(rng, name, dtype) -> None:
         assert_matches(found, wanted.astype(dtype))
 
 
+def test_gated_halves_of_rows_are_jax_products(rng) -> None:
+    x, dy = 2 * rng.standard_normal((3, 4, 14)), rng.standard_normal((3, 4, 7))
+
+    def product(x):
+        return jax.nn.silu(x[..., :7]) * x[..., 7:]
+
+    assert_matches(get_op("SwiGluHalves")()(x), np.asarray(product(x)))
+    assert_matches(get_op("SwiGluHalvesGrad")()(dy, x), vjp(product, (x,), dy)[0])
+
+
 @pytest.mark.parametrize("name", GATED)
 def test_gated_activations_at_the_limits(name) -> None:
     """The gate is 0 at minus infinity, and its slope; NaN where an infinity meets that."""
