@@ -118,6 +118,8 @@ def agrees(phrase: str, shape: Any, values: dict[str, Any], extents: dict[str, i
     if listed:
         *words, last = re.findall(r"[^, ][^,]*", listed[1]) or [""]
         words += [last] if last not in ("", "...") else []
+        if words[:1] == ["..."]:  # the last extents
+            words, last, shape = words[:0:-1], "...", shape[::-1]
         long_enough = len(shape) >= len(words) if last == "..." else len(shape) == len(words)
         pairs = zip(words, shape, strict=False)
         return long_enough and all(
@@ -188,7 +190,11 @@ def test_declared_shapes_are_those_of_the_samples(name) -> None:
 
 
 @pytest.mark.parametrize(
-    "phrase", ["shape of A", "shape given by `n`", "shape (1,)", "shape (M, N)", "rank 3 or more"]
+    "phrase",
+    [
+        *("shape of A", "shape given by `n`", "shape (1,)", "shape (M, N)", "shape (..., N)"),
+        *("shape (..., N, M, 1)", "rank 3 or more"),
+    ],
 )
 def test_a_wrong_shape_contradicts(phrase) -> None:
     values = {"A": schema.Spec((2, 4), FLOAT32), "n": (2, 4)}

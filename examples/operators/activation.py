@@ -102,6 +102,7 @@ both = np.array([[-1, 3, 2, 1]], np.float32)  # a row: two gates, then what they
 print(cto.swi_glu_halves(both).round(3))  # [[-0.538  2.858]]
 
 # %% SwiGluHalvesGrad
+both = np.array([[-1, 3, 2, 1]], np.float32)
 print(cto.swi_glu_halves_grad(np.ones((1, 2), np.float32), both).round(3))
 # > [[ 0.145  1.088 -0.269  2.858]]
 
