@@ -82,21 +82,21 @@ def test_dy_of_gather_grad_passes_few_functions_downwards(by_function, has_out) 
 
 
 def modules_passed(action) -> list[tuple[str, str]]:
-    """(module, function) of each of the package's functions in a call, comprehensions apart."""
-    functions: dict[tuple[str, str], None] = {}
+    """(module, function) of the package at each call of one, comprehensions apart."""
+    functions: list[tuple[str, str]] = []
 
     def note(frame, event, _) -> None:
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
         inside = PACKAGE in file.parents and "testing" not in file.parts
         if event == "call" and inside and not name.endswith(("comp>", "genexpr>")):
-            functions[str(file), name] = None
+            functions.append((str(file), name))
 
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
-    return [*functions]
+    return functions
 
 
 def test_dy_of_gather_grad_passes_few_modules() -> None:
@@ -122,7 +122,7 @@ def test_a_step_of_torch_optimizers_passes_few_modules(momentum) -> None:
         for _ in range(3):
             optimizer.step()
         backend.launches.clear()
-        functions = modules_passed(optimizer.step)
+        functions = {*modules_passed(optimizer.step)}
         assert backend.launches
     assert len(functions) <= 58, functions
     assert len({module for module, _ in functions}) <= 12, functions

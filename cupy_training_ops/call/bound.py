@@ -232,10 +232,10 @@ class OpenCall(AtAddresses):
     def _match(self, values: Sequence[Any]) -> tuple[_PartialCall, Addresses] | None:
         """Return (the last call over tensors, addresses of the open inputs) if it fits them."""
         form = self._forms.get(True)
-        _, last = (None, None) if form is None or form.last is None else form.last
-        if last is None or last.guard is None:
+        if form is None or form.last is None:
             return None
-        addresses = last.guard.match(values)
+        _, last = form.last
+        addresses = None if last.guard is None else last.guard.match(values)
         if addresses is None:
             return None
         if self._watches:

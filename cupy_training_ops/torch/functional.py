@@ -107,8 +107,8 @@ _softmax = door("softmax", theirs.softmax, find_unserved=_unserved_dim)
 _log_softmax = door("log_softmax", theirs.log_softmax, find_unserved=_unserved_dim)
 _dropout, _embedding = DOORS["bitmask_dropout"], door("embedding", _their_embedding)
 # Not PyTorch's, but of models that `convert` takes: silu(gate) value and gelu(gate) value, by tanh.
-swiglu_halves = door("swiglu_halves", _their_swiglu_halves)  # gates and values: halves of rows
 swiglu = door("swiglu", lambda gate, value: theirs.silu(gate) * value)
+swiglu_halves = door("swiglu_halves", _their_swiglu_halves)  # gates and values: halves of rows
 geglu = door("geglu", lambda gate, value: theirs.gelu(gate, approximate="tanh") * value)
 rotary = door("rotary", _their_rotary)  # of queries or keys: x cos + rotate_half(x) sin
 

@@ -493,9 +493,8 @@ def test_under_autocast_both_layers_share_one_cast(kind, hook) -> None:
             saved[x.untyped_storage().data_ptr()] = x
         return x
 
-    x = torch.randn(
-        2, 48, 16, requires_grad=True
-    ).clone()  # casts of leaves are in autocast's cache
+    leaf = torch.randn(2, 48, 16, requires_grad=True)
+    x = leaf.clone()  # autocast caches the casts of leaves
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with hooks, torch.autocast("cpu", torch.bfloat16):
         found = converted(x)

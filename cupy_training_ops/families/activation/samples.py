@@ -51,7 +51,8 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     """
     n = SPECIALS.size
     if name in HALVES:
-        return _special_halves(rng, name, dtype)
+        *others, a, b = _special(rng, name.replace("Halves", ""), dtype)
+        return *others, np.concatenate((a, b), -1)
     arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
     with np.errstate(over="ignore"):
         for i, (item, array) in enumerate(zip(OPS[name].inputs, arrays, strict=True)):
@@ -59,12 +60,6 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
             values = SPECIAL_FACTORS if is_factor else SPECIALS
             array[i if array.ndim == 2 else slice(None)] = values.astype(dtype)
     return arrays
-
-
-def _special_halves(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
-    """Return inputs of SwiGlu, or its gradient, with special numbers, the last two as one."""
-    *others, a, b = _special(rng, name.replace("Halves", ""), dtype)
-    return *others, np.concatenate((a, b), -1)
 
 
 def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:

@@ -19,12 +19,12 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.families.activation.operators import OPS
+from cupy_training_ops.families.activation.samples import HALVES
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz"
 UNARY = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad")
 FORWARD = ("Gelu", "FastGelu", "QuickGelu")
-HALVES = ["SwiGluHalves", "SwiGluHalvesGrad"]
 GRADIENTS = [
     name
     for name, op in OPS.items()
