@@ -143,9 +143,11 @@ class Backend(Protocol):
     def pointers(self, arrays: Sequence[Any]) -> list[int]:
         """Return the addresses of the first elements; 0 for None."""
 
-    def watch(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
-        """Return a function that is True for these same arrays, or None, if none of them changed
-        its memory or form; it holds no reference to them."""
+    def states(self, arrays: Sequence[Any]) -> list[object]:
+        """Return for each array what may change while it lives, as its shape; None for None.
+
+        If the states of the same objects are equal, they are as before.
+        """
 
     def offset(self, array: Any, nbytes: int) -> object:
         """Return a kernel argument that points `nbytes` bytes into the array."""

@@ -70,10 +70,6 @@ class OneStream:
             mark.synchronize()
 
 
-def _states(arrays: Sequence[HostArray | None]) -> list[object]:
-    return [None if a is None else (a.ctypes.data, a.shape, a.strides, a.dtype) for a in arrays]
-
-
 class NumpyBackend(OneStream):
     """NumPy arrays, computed by the families' `reference.py`."""
 
@@ -98,11 +94,13 @@ class NumpyBackend(OneStream):
         """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.ctypes.data for array in arrays]
 
-    def watch(self, arrays: Sequence[HostArray | None]) -> Callable[..., bool]:
-        """Return a function that is True for these arrays (or None) if address, shape, strides and
-        dtype of each are as now."""
-        before = _states(arrays)
-        return lambda same: _states(same) == before
+    def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
+        """Return (address, shape, strides, dtype) of each array, which may all change; None for
+        None."""
+        return [
+            None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
+            for array in arrays
+        ]
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Return a view of a uint8 array without its first `nbytes` bytes."""

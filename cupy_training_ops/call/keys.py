@@ -162,16 +162,17 @@ def unmark(key: object) -> object:
 class SameArrays:
     """A guard: `has` is True for arguments with the arrays and host values of an earlier call.
 
-    declared: all inputs of the operator.
+    backend: of the arrays. declared: all inputs of the operator.
     """
 
+    backend: Backend
     declared: Sequence[Input]
     readers: Sequence[Reader]  # for each declared input
     keys: tuple[object, ...]  # of host values, and lengths of lists
     identities: tuple[int, ...]  # `id` of each array
     references: tuple[weakref.ref[Array], ...]
     dead: Sequence[object]  # references of freed arrays, whose identity may be reused
-    are_same: Callable[..., bool] | None  # from `Backend.watch`; None: changes do not matter
+    states: list[object] | None  # of each array, what may change of it; None: not compared
 
     @classmethod
     def of(
@@ -198,9 +199,9 @@ class SameArrays:
         except (KeyError, TypeError) as error:
             raise_if_from_handler(error)
             return None
-        are_same = None if by_memory else backend.watch(arrays)
+        states = None if by_memory else backend.states(arrays)
         identities = tuple(map(id, arrays))
-        return cls(declared, readers, keys, identities, references, dead, are_same)
+        return cls(backend, declared, readers, keys, identities, references, dead, states)
 
     def has(self, inputs: Sequence[Any], out: Sequence[Any] = ()) -> bool:
         """Return True if these arguments have the same arrays and host values; inputs: for each
@@ -211,7 +212,7 @@ class SameArrays:
                 return False
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
-            return self.are_same is None or self.are_same(arrays)
+            return self.states is None or self.backend.states(arrays) == self.states
         except (KeyError, TypeError) as error:  # an argument that has to be adopted
             raise_if_from_handler(error)
             return False

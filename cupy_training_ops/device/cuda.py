@@ -86,11 +86,9 @@ class CudaBackend:
         """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data.ptr for array in arrays]
 
-    def watch(self, arrays: Sequence[cupy.ndarray | None]) -> Callable[..., bool]:
-        """Return a function that is True for these arrays (or None) if their shapes are as now; no
-        more of a CuPy array can change."""
-        before = [None if array is None else array.shape for array in arrays]
-        return lambda same: [None if array is None else array.shape for array in same] == before
+    def states(self, arrays: Sequence[cupy.ndarray | None]) -> list[object]:
+        """Return the shape of each array, all that may change of a CuPy array; None for None."""
+        return [None if array is None else array.shape for array in arrays]
 
     def offset(self, array: cupy.ndarray, nbytes: int) -> int:
         """Return the address `nbytes` after the array's start."""

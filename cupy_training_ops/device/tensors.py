@@ -19,7 +19,7 @@ from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
 from .cuda import CudaBackend
-from .tensor_guards import addresses, dense_strides, like
+from .tensor_guards import dense_strides, state
 
 # PyTorch's dtypes by NumPy's, and the other way round.
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
@@ -66,17 +66,9 @@ class TensorBackend(CudaBackend):
         """Return the addresses of arrays, 0 for None."""
         return [0 if array is None else array.data_ptr() for array in arrays]
 
-    def watch(self, arrays: Sequence[Tensor | None]) -> Callable[..., bool]:
-        """Return a function that is True for these tensors (or None) if the address and metadata of
-        each are as now."""
-        tensors = [array for array in arrays if array is not None]
-        before, are_alike = addresses(tensors), like(tensors)
-
-        def are_same(arrays: Sequence[Tensor | None]) -> bool:
-            tensors = [array for array in arrays if array is not None]
-            return addresses(tensors) == before and are_alike(tensors)
-
-        return are_same
+    def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
+        """Return (address, shape, strides, dtype) of each tensor, which may all change."""
+        return [None if array is None else state(array) for array in arrays]
 
     def offset(self, array: Tensor, nbytes: int) -> int:
         """Return the address `nbytes` after the tensor's start."""
