@@ -213,8 +213,7 @@ class Adam(Optimizer):
         for parameter, own in self.state.items():
             if self.bits == 8 and codes.are_old(own, parameter):
                 self._encode(parameter, own | codes.numbers_of(own, parameter))
-        if self.bits is not None:
-            self._current()  # parts know how parameters lie whose codes these are
+        self._follow_layouts()  # so that parts know in which order codes are
 
     def _names(self, group: Group) -> tuple[str, ...]:
         return (*self.moments, "max_exp_avg_sq") if group["amsgrad"] else self.moments
@@ -306,8 +305,9 @@ class Adam(Optimizer):
 
     def _follow_layouts(self) -> None:
         """Encode codes anew, as a step does, where parameters lie in another order now."""
-        if self.bits is not None and self._parts is not None:
-            self._current()
+        if self.bits is not None:
+            with torch.no_grad():
+                self._current()
 
     def _encode(self, parameter: Tensor, own: State) -> None:
         """Update a parameter's state by `own`, whose moments are float32, or become codes if this

@@ -534,7 +534,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             try:
                 super().load_state_dict(state_dict)
                 self._adopt_state(state_dict)
-                self._current()
+                with torch.no_grad():
+                    self._current()
             except BaseException:  # some states may be the loaded ones, others not
                 self._whole.is_torn |= self.state is not before
                 raise

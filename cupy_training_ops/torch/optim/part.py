@@ -214,6 +214,10 @@ class Part:
         tensors of `moments` and `count`."""
         if not self._watched.are_same():
             return False
+        # PyTorch replaces a DTensor's local shard, as in `Module.to`; without grad mode it is one.
+        shards = map(local, self.parameters) if self.is_shared else ()
+        if not all(map(is_, shards, self._watched.tensors)):
+            return False
         now = versions(self.states)
         if now is not None and now == self._versions:
             return True
