@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, ClassVar, overload
 
 import torch
@@ -195,9 +195,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
-        # By group ids of parameters, all states, names by group, when parts were made: to notice
-        # others. The parts and `_waiting` reference the parameters, so that ids stay theirs.
-        self._gathered: tuple[list[list[int]], list[State], list[tuple[str, ...]]] = [], [], []
+        # `_members`, states, and names by group, when parts were made: to notice others.
+        self._gathered: tuple[list[Tensor | None], list[State], list[tuple[str, ...]]] = [], [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}  # by class and options
@@ -402,14 +401,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Return True if parameters, states and options are what `_gather` sorted."""
         members, states, names = self._gathered
         return (
-            self._members() == members
+            _same(self._members(), members)
             and _same(self.state.values(), states)
             and list(map(self._names, self.param_groups)) == names
         )
 
-    def _members(self) -> list[list[int]]:
-        """Return the ids of each group's parameters."""
-        return [list(map(id, group["params"])) for group in self.param_groups]
+    def _members(self) -> list[Tensor | None]:
+        """Return the parameters of all groups, and None behind those of each."""
+        lists, ends = map(itemgetter("params"), self.param_groups), itertools.repeat((None,))
+        return [*itertools.chain.from_iterable(map(itertools.chain, lists, ends))]
 
     def _parameters(self) -> list[Tensor]:
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
