@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import functional, nn
 from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates, is_transformed
@@ -144,14 +145,17 @@ def _gelu_forward(cls: Any) -> _Forward:
 
 def _has_hooks(module: torch.nn.Module) -> bool:
     before = module._forward_pre_hooks or module._backward_pre_hooks
-    return bool(before or module._forward_hooks or module._backward_hooks)
+    after = module._forward_hooks or module._backward_hooks
+    return bool(before or after or _has_any_global_hook())
 
 
 def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Return the function of (gate, value) for activation(gate) * value; None: they stay apart."""
-    if _has_hooks(activation):
+    cls = type(activation)
+    gate = _GATES.get(cls.__name__)
+    if gate is None or not cls.__module__.startswith(("torch.nn.", "transformers.")):
         return None
-    return _GATES.get(type(activation).__name__)
+    return None if "forward" in vars(activation) or _has_hooks(activation) else gate
 
 
 class _TwoCasts(torch.autograd.Function):  # type: ignore[misc]
@@ -177,7 +181,9 @@ def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]
     """Return x for two linear layers; under autocast, which would cast it for each, casts that
     share memory."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype is not torch.float32 or is_transformed():
+    if x.is_meta or not torch.is_autocast_enabled(device):  # which does not know meta
+        return x, x
+    if x.dtype is not torch.float32 or is_transformed():
         return x, x
     dtype = torch.get_autocast_dtype(device)
     if dtype is x.dtype or type(x) is not Tensor or x.is_leaf:  # whose casts autocast caches
@@ -222,8 +228,9 @@ def _gated_t5_forward(cls: Any) -> _Forward:
             return cls.forward(self, hidden_states)
         for_gate, for_value = _inputs_of_both(hidden_states, self.wi_0, self.wi_1)
         hidden = self.dropout(gate(self.wi_0(for_gate), self.wi_1(for_value)))
-        if self.wo.weight.is_floating_point():  # kept in float32 in a model of 16 bits
-            hidden = hidden.to(self.wo.weight.dtype)
+        weight = self.wo.weight  # kept in float32 in a model of 16 bits; a method, if quantized
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            hidden = hidden.to(weight.dtype)
         return self.wo(hidden)
 
     return forward
@@ -548,6 +555,8 @@ def _unserved(head: Any, named: dict[str, Any]) -> Unserved | None:
         return Unserved("head", "a torch.nn.Linear", type(head).__name__)
     if _has_hooks(head):
         return Unserved("head", "a layer without hooks", "one with hooks")
+    if hasattr(type(head), "weight"):  # computed anew each time, perhaps with another result
+        return Unserved("head", "a weight that is a plain tensor", "one with a parametrization")
     if type(head.weight) not in (Tensor, torch.nn.Parameter):
         return Unserved("head", "a weight that is a plain tensor", type(head.weight).__name__)
     return None

@@ -290,8 +290,22 @@ def with_replaced_pass(model):
     model.lm_head.forward = lambda x: F.linear(x, model.lm_head.weight) * 3
 
 
+class Negated(torch.nn.Module):
+    """A weight that is computed; counts how often."""
+
+    times = 0
+
+    def forward(self, weight):
+        self.times += 1
+        return -weight
+
+
+def with_computed_weight(model):
+    torch.nn.utils.parametrize.register_parametrization(model.lm_head, "weight", Negated())
+
+
 OTHERS = {
-    "head": (with_hook, with_other_head, with_replaced_pass),
+    "head": (with_hook, with_other_head, with_replaced_pass, with_computed_weight),
     "loss_function": (with_other_loss,),
 }
 
@@ -509,6 +523,103 @@ def test_under_autocast_both_layers_share_one_cast(kind, hook) -> None:
     assert torch.equal(found, expected)
     assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
     assert dx.dtype == torch.float32
+
+
+class SiLU(torch.nn.Module):
+    """Another activation of this name."""
+
+    def forward(self, x):
+        return x.tanh()
+
+
+def with_own_pass(layer, name) -> None:
+    getattr(layer, name).forward = torch.tanh
+
+
+def with_own_class(layer, name) -> None:
+    setattr(layer, name, SiLU())
+
+
+def with_a_function(layer, name) -> None:
+    delattr(layer, name)
+    setattr(layer, name, torch.tanh)
+
+
+@pytest.mark.parametrize("change", [with_own_pass, with_own_class, with_a_function])
+@pytest.mark.parametrize("kind", ["llama", "phi3", "t5"])
+def test_activations_that_are_known_by_name_alone_are_called(kind, change) -> None:
+    layer = gated_layer(kind)
+    converted = copy.deepcopy(layer)
+    convert(converted)
+    name = {"llama": "act_fn", "phi3": "activation_fn", "t5": "act"}[kind]
+    for each in (layer, converted):
+        change(each, name)
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(converted(x), layer(x))
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3", "t5"])
+def test_hooks_of_all_modules_see_what_they_see_in_the_plain_layer(kind) -> None:
+    """The activation, and inputs as they are before autocast casts them."""
+    layer = gated_layer(kind)
+    converted = copy.deepcopy(layer)
+    convert(converted)
+    x, seen = torch.randn(2, 3, 16, requires_grad=True) * 2, []
+    for each in (layer, converted):
+        calls = []
+        handle = torch.nn.modules.module.register_module_forward_hook(
+            lambda m, inputs, _, calls=calls: calls.append((type(m).__name__, inputs[0].dtype))
+        )
+        with handle, torch.autocast("cpu", torch.bfloat16):
+            each(x)
+        seen.append(calls)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3", "t5"])
+def test_gated_layers_without_data(kind) -> None:
+    """On the device meta, of which autocast knows nothing."""
+    layer = gated_layer(kind).to("meta")
+    convert(layer)
+    x = torch.empty(2, 3, 16, device="meta", requires_grad=True) * 2
+    assert layer(x).shape == (2, 3, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).shape == (2, 3, 16)
+
+
+def test_a_weight_that_is_computed_is_computed_once() -> None:
+    """One with a parametrization, as a spectral norm, whose state each time changes."""
+    layer = gated_layer("llama")
+    convert(layer)
+    torch.nn.utils.parametrize.register_parametrization(layer.gate_proj, "weight", Negated())
+    (negated,) = layer.gate_proj.parametrizations.weight
+    negated.times = 0
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(2, 3, 16, requires_grad=True) * 2)
+    assert negated.times == 1
+
+
+class Quantized(torch.nn.Module):
+    """As torch.ao.quantization's linear layer, whose weight is a method."""
+
+    def __init__(self, linear) -> None:
+        super().__init__()
+        self.packed = linear.weight.detach()
+
+    def weight(self):
+        return self.packed
+
+    def forward(self, x):
+        return F.linear(x, self.packed)
+
+
+def test_a_gated_layer_whose_last_one_is_quantized() -> None:
+    layer = gated_layer("t5")
+    layer.wo = Quantized(layer.wo)
+    converted = copy.deepcopy(layer)
+    convert(converted)
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(converted(x), layer(x))
 
 
 def test_gated_layers_under_autocast_are_transformed() -> None:

@@ -175,6 +175,35 @@ def test_gradients_are_scaled_in_their_own_memory(leaf, labels, dtype, scale) ->
     torch.testing.assert_close(x.grad, expected, atol=1e-2, rtol=1e-2)
 
 
+_LOSSES = {
+    "scores": lambda x, w, t: functional.cross_entropy(x @ w.t(), t),
+    "smoothed": lambda x, w, t: functional.cross_entropy(x @ w.t(), t, label_smoothing=0.1),
+    "layer": functional.linear_cross_entropy,
+    "float64": lambda *layer: functional.linear_cross_entropy(*layer, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("way", ["retained", "compiled", "last"])
+@pytest.mark.parametrize("loss", _LOSSES)
+def test_a_scale_beyond_float16_scales_gradients_of_float16(leaf, labels, loss, way) -> None:
+    """A GradScaler begins at 65536, and scales losses of float32, as under autocast."""
+    x, w = (leaf(8, n).detach().half().requires_grad_() for n in (16, 16))
+    target, compute = labels(8, 8), _LOSSES[loss]
+
+    def of_scores(x, w):
+        with torch.autocast("cpu", torch.float16):
+            return compute(x, w, target)
+
+    if way == "compiled":
+        torch._dynamo.reset()
+        of_scores = torch.compile(of_scores, backend="aot_eager", fullgraph=True)
+    scaled = of_scores(x, w) * 65536
+    found = torch.autograd.grad(scaled, (x, w), retain_graph=way == "retained")
+    expected = torch.autograd.grad(of_scores(x, w) * 16, (x, w))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double() / 4096, b.double(), atol=1e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
     x, y = scores

@@ -141,16 +141,19 @@ def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
 
 
 def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return gradients times dloss; in place unless the graph is retained.
+    """Return gradients times dloss, rounded once; in place unless the graph is retained.
 
     name: the operator's, for errors. dloss: gradient of the loss, () or (rows, ...). gradients: of
     the loss or of the rows' losses, (rows, classes, ...).
     """
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
-    slope = dloss.unsqueeze(1) if dloss.dim() else dloss
-    if needs_dispatcher((dloss, *gradients)) or _keeps_graph():
-        return [gradient * slope.to(gradient.dtype) for gradient in gradients]
+    # With a dimension, it is not rounded to the gradients' type, in which a scale may overflow.
+    slope = dloss.unsqueeze(1 if dloss.dim() else 0)
+    if needs_dispatcher((dloss, *gradients)):
+        return [(gradient * slope).to(gradient.dtype) for gradient in gradients]
+    if _keeps_graph():
+        gradients = [gradient.clone() for gradient in gradients]
     if dloss.dim() or dloss.dtype == torch.float64:
         return [gradient.mul_(slope) for gradient in gradients]
     # ScaleInPlace writes nothing if the factor is 1, as of loss.backward().
