@@ -95,6 +95,8 @@ def main(rank: int, store: str, device: str) -> None:
     optimizer = AdamW(sharded.parameters(), lr=1e-2, max_norm=MAX_NORM)
     set_optimizer_state_dict(sharded, optimizer, state)
     for i in range(5, 10):
+        if i == 7:
+            sharded.double().float()  # the parameters get other local tensors
         sharded(x_of(i, device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -85,7 +85,7 @@ class Watched:
     def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
         """tensors: to be watched. own: more, of which only addresses are compared."""
         self.tensors = tuple(tensors)
-        self.before = list(map(state, self.tensors))
+        self.before: list[Any] = list(map(state, self.tensors))
         self._every = (*self.tensors, *own)
         self._addresses = addresses(self._every) if self._every else []
         self._are_alike = like(self.tensors) if self.tensors else None

@@ -98,6 +98,7 @@ def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
         (AdamW, {"lr": "0.1"}, "lr: expected a number, got '0.1'"),
         (Lamb, {"betas": (0.9, "much")}, "betas: expected a number, got 'much'"),
         (Lamb, {"weight_decay": float("nan")}, "weight_decay: expected a finite number"),
+        (Lamb, {"weight_decay": -1}, "weight_decay: expected a finite number of at least 0"),
         (Lamb, {"eps": -1}, "eps: expected a number of at least 0"),
         (Lamb, {"ratio_limits": (2, 1)}, "ratio_limits: expected the lower one first"),
         (Lamb, {"ratio_limits": 2}, "ratio_limits: expected two numbers"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...call.op import Op
+from ...declare.schema import positive_or_zero
 from ...errors import DtypeError, refuse, shown
 from ...optimizers import state as states
 from ...optimizers.state import BITS
@@ -28,6 +29,7 @@ from ...optimizers.steps import (
     SGDStepWithRates,
     SGDUpdateWithRates,
     check_limits,
+    check_number,
 )
 from . import codes
 from .base import Group, Optimizer, rate
@@ -199,7 +201,9 @@ class Adam(Optimizer):
         return f"{super().__repr__()[:-1]}{lines})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "bits": self.bits}
+        with self._whole.lock:
+            self._follow_layouts()
+            return {**super().__getstate__(), "bits": self.bits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set a pickled state; codes of an older version are encoded anew."""
@@ -209,6 +213,7 @@ class Adam(Optimizer):
         for parameter, own in self.state.items():
             if self.bits == 8 and codes.are_old(own, parameter):
                 self._encode(parameter, own | codes.numbers_of(own, parameter))
+        self._follow_layouts()  # so that parts know in which order codes are
 
     def _names(self, group: Group) -> tuple[str, ...]:
         return (*self.moments, "max_exp_avg_sq") if group["amsgrad"] else self.moments
@@ -270,6 +275,7 @@ class Adam(Optimizer):
         them. Of DTensors and non-contiguous parameters they are decoded all the same.
         """
         with self._whole.lock:
+            self._follow_layouts()
             state = super().state_dict()
             keys = [key for group in state["param_groups"] for key in group["params"]]
             for key, parameter in zip(keys, self._parameters(), strict=True):
@@ -288,6 +294,20 @@ class Adam(Optimizer):
         for parameter, own in self.state.items():
             if "exp_avg" in own and not codes.are_codes(own):
                 self._encode(parameter, own)
+
+    def _gather(self) -> list[Part]:
+        """Sort parameters into parts; codes of those that lie in another order now are encoded
+        anew."""
+        for part in self._parts or ():
+            for parameter, state, before in part.relaid() if part.is_coded else ():
+                self._encode(parameter, codes.decode(state, before))
+        return super()._gather()
+
+    def _follow_layouts(self) -> None:
+        """Encode codes anew, as a step does, where parameters lie in another order now."""
+        if self.bits is not None:
+            with torch.no_grad():
+                self._current()
 
     def _encode(self, parameter: Tensor, own: State) -> None:
         """Update a parameter's state by `own`, whose moments are float32, or become codes if this
@@ -397,6 +417,8 @@ class Lamb(Optimizer):
     def _check(self, group: Group) -> None:
         super()._check(group)
         check_limits("Lamb", group["ratio_limits"])
+        # The operator accepts a negative one.
+        check_number("Lamb", "weight_decay", positive_or_zero, group["weight_decay"])
 
     def _update(self, group: Group, part: Part, *, is_measured: bool) -> Update:
         """Return LAMB's operator with all options but lr as attributes; is_measured: it also

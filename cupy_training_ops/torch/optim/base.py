@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, ClassVar, overload
 
 import torch
@@ -39,7 +39,6 @@ from .part import (
     Ranks,
     State,
     Update,
-    is_distributed,
     without_gaps,
     zero_norm,
 )
@@ -196,8 +195,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Reset what is derived from parameters and states."""
         self._parts: list[Part] | None = None
         self._waiting: list[tuple[int, Tensor]] = []  # (group, parameter) without a gradient so far
-        # Parameters, states, and names by group, when parts were made: to notice others.
-        self._gathered: tuple[list[Tensor], list[State], list[tuple[str, ...]]] = [], [], []
+        # `_members`, states, and names by group, when parts were made: to notice others.
+        self._gathered: tuple[list[Tensor | None], list[State], list[tuple[str, ...]]] = [], [], []
         self._counts: dict[int, Count] = {}  # by id of the tensor `done`, a state's "step"
         self._norms = Norms()
         self._operators: dict[object, Op] = {}  # by class and options
@@ -307,14 +306,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         scale, clips = self._scale(), self.max_norm is not None
         is_measured = clips and len(ready) == 1 and measures(*ready[0])  # norm by the update itself
         numbers: Mapping[str, Tensor | None] = {} if is_measured else dict.fromkeys(MEASURED)
+        check = self._check if len(ready) == 1 else self._check_all  # numbers too, before any write
+        for part, _ in ready:
+            check(self.param_groups[part.place])
         if clips and not is_measured:
             numbers = self._norms.of_all(ready)
-        check = self._check if len(ready) == 1 else self._check_all  # numbers too, before any write
         inputs: list[object] = []  # alive until all is queued: launches know only addresses
         writes: list[Note] = []
         for part, gradients in ready:
-            check(group := self.param_groups[part.place])
-            update = self._update(group, part, is_measured=is_measured)
+            update = self._update(self.param_groups[part.place], part, is_measured=is_measured)
             own_inputs, own_writes = part.writes(
                 update, gradients, {"loss_scale": scale, **numbers}
             )
@@ -324,7 +324,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for part, _ in ready:
             part.finish()
         if clips:
-            self.gradient_norm = ready[0][0].norm if is_measured else numbers["gradient_norm"]
+            self.gradient_norm = (ready[0][0].measured if is_measured else numbers)["gradient_norm"]
 
     def _scale(self) -> Tensor | None:
         """Return the divisor of gradients, grad_scale; infinite if the step is to be skipped.
@@ -391,7 +391,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     # ---- parts -----------------------------------------------------------------------------------
 
     def _current(self) -> list[Part]:
-        """Return the parts; sort them again if groups or states were replaced."""
+        """Return the parts; sort them again if groups, parameters or states became others."""
         parts = self._parts
         if parts is None or not (self._are_gathered() and all(p.is_current() for p in parts)):
             parts = self._parts = self._gather()
@@ -399,12 +399,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _are_gathered(self) -> bool:
         """Return True if parameters, states and options are what `_gather` sorted."""
-        parameters, states, names = self._gathered
+        members, states, names = self._gathered
         return (
-            _same(self._parameters(), parameters)
+            _same(self._members(), members)
             and _same(self.state.values(), states)
             and list(map(self._names, self.param_groups)) == names
         )
+
+    def _members(self) -> list[Tensor | None]:
+        """Return the parameters of all groups, and None behind those of each."""
+        lists, ends = map(itemgetter("params"), self.param_groups), itertools.repeat((None,))
+        return [*itertools.chain.from_iterable(map(itertools.chain, lists, ends))]
 
     def _parameters(self) -> list[Tensor]:
         return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
@@ -415,7 +420,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         Parameters without moments, as they had no gradient, go to `_waiting`. Those whose states
         share the "step" of a count stay together, apart from others with an equal number.
         """
-        self._waiting = []
+        self._parts, self._waiting = None, []  # after an error all are sorted again
         # By what members of a part share: (index of the group, parameters, their states).
         members_of: dict[object, tuple[int, list[Tensor], list[State]]] = {}
         names = list(map(self._names, self.param_groups))
@@ -436,7 +441,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for place, parameters, states in members_of.values():
             count = self._count(states[0]["step"], parameters[0], before)
             parts.append(self._make(place, parameters, names[place], states, count))
-        self._gathered = self._parameters(), list(self.state.values()), names
+        self._gathered = self._members(), list(self.state.values()), names
         return parts
 
     def _count(self, step: Any, parameter: Tensor, before: dict[int, Count]) -> Count:
@@ -471,13 +476,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             parts.append(self._make(place, parameters, names[place], states, count))
             first.update(zip(parameters, states, strict=False))  # without moments there are none
         self.state.update(first)
-        gathered = self._parameters(), list(self.state.values()), names
+        gathered = self._members(), list(self.state.values()), names
         self._parts, self._waiting, self._gathered = parts, waiting, gathered
 
     def _first_state(self, parameter: Tensor, names: Sequence[str]) -> State:
         """Return a state with 0 for the moments that are missing; `_make` sets its "step"."""
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-        moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in names}
+        with torch.inference_mode(False):  # such tensors can be written outside that mode too
+            moments = {name: torch.zeros_like(parameter, dtype=dtype) for name in names}
         return {"step": None, **moments, **self.state.get(parameter, {})}
 
     # ---- states ----------------------------------------------------------------------------------
@@ -528,13 +534,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             try:
                 super().load_state_dict(state_dict)
                 self._adopt_state(state_dict)
+                with torch.no_grad():
+                    self._current()
             except BaseException:  # some states may be the loaded ones, others not
                 self._whole.is_torn |= self.state is not before
                 raise
             self._whole.is_torn = False
 
     def _adopt_state(self, state_dict: dict[str, Any]) -> None:
-        """Give the moments that were loaded this class's dtypes and layouts; gather parts."""
+        """Give the moments that were loaded this class's dtypes; parts lay them out."""
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
             saved_state = state_dict["state"].get(key, {})
@@ -542,11 +550,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 wide = torch.promote_types(parameter.dtype, torch.float32)
                 if self.state[parameter][name].dtype != wide:
                     self.state[parameter][name] = saved_state[name].to(parameter.device, wide)
-                moment = self.state[parameter][name]
-                if not is_distributed(parameter) and moment.stride() != parameter.stride():
-                    moment = torch.empty_like(parameter, dtype=wide).copy_(moment)
-                    self.state[parameter][name] = moment
-        self._current()
 
 
 def measures(part: Part, gradients: Sequence[Tensor]) -> bool:

@@ -120,15 +120,17 @@ class Count:
     kernels read."""
 
     def __init__(self, n_done: int, device: torch.device) -> None:
-        self.next = torch.full((), n_done + 1, dtype=torch.int64, device=device)
-        self.done = torch.full((), float(n_done), dtype=torch.float32, device=device)
+        with torch.inference_mode(False):  # inference tensors have no versions
+            self.next = torch.full((), n_done + 1, dtype=torch.int64, device=device)
+            self.done = torch.full((), float(n_done), dtype=torch.float32, device=device)
         self._version = self.done._version
 
     def copy(self) -> Count:
         """Return a copy, without a wait for the device."""
         self.catch_up()
         count = object.__new__(Count)
-        count.next, count.done = self.next.clone(), self.done.clone()
+        with torch.inference_mode(False):
+            count.next, count.done = self.next.clone(), self.done.clone()
         count._version = count.done._version
         return count
 
@@ -170,7 +172,7 @@ class Part:
         writes           check the call; return the functions that launch it
         finish           after the launches: raise the parameters' versions
 
-    Calls are bound to the tensors' addresses; `gradients` binds again if a tensor has other memory.
+    Calls are bound to the tensors' addresses: a part is replaced if one has other memory or form.
     place: index of the parameter group. names: of the states' tensors that are updated, as
     "exp_avg". count: of steps; None without names. In methods update is the operator with its
     numbers of this step, scales are {"loss_scale", "gradient_norm", "is_finite": a tensor or None}.
@@ -189,32 +191,33 @@ class Part:
         self._versions: list[int] | None = None  # of the states, when `is_current` was last True
         self.is_shared = any(map(is_distributed, parameters))  # sharded over ranks
         # By name, one tensor for each parameter; coded ones are bytes of compressed moments.
-        self.moments = {name: [state[name] for state in states] for name in names}
+        pairs = list(zip(states, parameters, strict=False))  # without names there are no states
+        self.moments = {name: [_moment(name, *pair) for pair in pairs] for name in names}
         self.is_coded = any(own[0].dtype == torch.uint8 for own in self.moments.values())
-        self._bind()
-
-    def _bind(self) -> None:
-        """Set the tensors that calls are bound to; drop calls over earlier memory.
-
-        _nonempty: indices of parameters whose local shards have elements; None if all have.
-        _shards: these shards. _strided: indices of non-contiguous ones among them. _bound_lists:
-        lists of tensors by the operator's input names.
-        """
-        every = [local(parameter) for parameter in self.parameters]
+        every = list(map(local, parameters))
         nonempty = [i for i, tensor in enumerate(every) if tensor.numel()]
+        # Indices of parameters whose local shards have elements; None if all have.
         self._nonempty = None if len(nonempty) == len(every) else nonempty
         self._shards = [every[i] for i in nonempty]
-        self._bound_lists = {"weights": [in_memory_order(tensor) for tensor in self._shards]}
         moments = {m: [local(tensors[i]) for i in nonempty] for m, tensors in self.moments.items()}
+        # Tensors that calls are bound to, by the operator's input names.
+        self._bound_lists = {"weights": list(map(in_memory_order, self._shards))}
         for name, tensors in moments.items():
-            self._bound_lists[MOMENTS[name]] = [in_memory_order(tensor) for tensor in tensors]
+            self._bound_lists[MOMENTS[name]] = list(map(in_memory_order, tensors))
         self._strided = [i for i, tensor in enumerate(self._shards) if not tensor.is_contiguous()]
-        self._watched = Watched(self._shards, [t for tensors in moments.values() for t in tensors])
+        self._watched = Watched(every, list(itertools.chain.from_iterable(moments.values())))
         self._calls: dict[object, OpenCall] = {}
-        self.norm: Tensor | None = None  # the gradient norm, if the operator computes it
+        self.measured: dict[str, Tensor] = {}  # MEASURED by name, if an operator computes them
 
     def is_current(self) -> bool:
-        """Return True if the states still have the tensors of `moments` and `count`."""
+        """Return True if parameters and moments are as they were, and the states still have the
+        tensors of `moments` and `count`."""
+        if not self._watched.are_same():
+            return False
+        # PyTorch replaces a DTensor's local shard, as in `Module.to`; without grad mode it is one.
+        shards = map(local, self.parameters) if self.is_shared else ()
+        if not all(map(is_, shards, self._watched.tensors)):
+            return False
         now = versions(self.states)
         if now is not None and now == self._versions:
             return True
@@ -233,10 +236,21 @@ class Part:
         except KeyError:
             return False
 
+    def relaid(self) -> list[tuple[Tensor, State, Tensor]]:
+        """Return (parameter, state, empty tensor with the parameter's strides of before) where the
+        strides changed since the state's codes were written."""
+        changed = []
+        for i, (parameter, state) in enumerate(zip(self.parameters, self.states, strict=False)):
+            are_same = all(state.get(name) is own[i] for name, own in self.moments.items())
+            _, shape, strides, *_ = self._watched.before[i]
+            own = local(parameter)
+            if are_same and own.shape == shape and own.stride() != strides:
+                before = torch.empty_strided(shape, strides, device=own.device)
+                changed.append((parameter, state, before))
+        return changed
+
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return local shards of gradients, without empty ones, in the parameters' memory order."""
-        if not self._watched.are_same():
-            self._bind()
         own = list(map(local, gradients)) if self.is_shared else list(gradients)
         own = own if self._nonempty is None else [own[i] for i in self._nonempty]
         for i in self._strided:
@@ -313,8 +327,8 @@ class Part:
         if self.count is not None:
             closed["step"] = self.count.next
         if isinstance(op, Measured):
-            closed |= (measured := zero_norm(self._shards[0]))
-            self.norm = measured["gradient_norm"]
+            self.measured = self.measured or zero_norm(self._shards[0])  # one for all calls
+            closed |= self.measured
         updated_inputs = {"gradients", *MEASURED}
         outputs = [output.name for output in op.outputs if output.aliases not in updated_inputs]
         call = opened(op.bound(**closed, **dict.fromkeys(inputs, ...), outputs=outputs)).trusting()
@@ -322,6 +336,19 @@ class Part:
             self._calls.clear()
         self._calls[update.key] = call
         return call
+
+
+def _moment(name: str, state: State, parameter: Tensor) -> Tensor:
+    """Return a state's moment; one that lies otherwise than its parameter is copied there first.
+
+    A parameter may get other strides between steps, as by `to(memory_format=...)`.
+    """
+    moment: Tensor = state[name]
+    own, like = local(moment), local(parameter)
+    if own.shape == like.shape and own.stride() != like.stride():
+        own = torch.empty_like(like, dtype=own.dtype).copy_(own)
+        moment = state[name] = part_like(own, parameter)
+    return moment
 
 
 def _checked_write(call: OpenCall, inputs: Mapping[str, Any]) -> Note:
