@@ -134,7 +134,7 @@ def convert(
         if type(module).__name__ in skip:
             conversion.left_classes[type(module).__name__] = "named in skip"
             continue
-        replacement = next(filter(None, (rule.find(module) for rule in rules)), None)
+        replacement: Any = next(filter(None, (rule.find(module) for rule in rules)), None)
         if isinstance(replacement, str):
             LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", replacement)
             conversion.left[name] = replacement
