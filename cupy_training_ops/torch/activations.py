@@ -402,8 +402,9 @@ def compressed_activations(
     does not know; `wide`, with more of it in fewer bits; `lossless`; `plain_msfp15` and `small`,
     which compress whatever is saved, safe or not; or a function of the name of the operation that
     made a tensor (`ReluBackward0`), its dtype's name, shape and need (`value`, and `mask` of bools)
-    that returns a codec's name, or None. If it has a parameter `consumer`, that is the name of the
-    torch function that saves the tensor, "" if unknown.
+    that returns a codec's name, or None. It is called once for tensors alike, so its answer must
+    not change. If it has a parameter `consumer`, that is the name of the torch function that saves
+    the tensor, "" if unknown.
     One object may be entered again and again, and by several threads; `report()` says what it did.
     check: for tests: keep every tensor and a copy, and refuse in the backward pass one that was
     written without a change of its version.

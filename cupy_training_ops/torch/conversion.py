@@ -55,8 +55,8 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     left_classes: dict[str, str] = field(default_factory=dict)
-    # (module, the class that it had).
-    _originals: list[tuple[torch.nn.Module, type]] = field(
+    # (name, module, the class that it had, the one that it got).
+    _originals: list[tuple[str, torch.nn.Module, type, type]] = field(
         default_factory=list, repr=False, compare=False
     )
 
@@ -74,9 +74,17 @@ class Conversion:
         return "\n".join(lines)
 
     def undo(self) -> None:
-        """Give each module the class that it had; what was trained since stays."""
+        """Give each module the class that it had; what was trained since stays.
+
+        Raises ArgumentError, and changes nothing, if a module got another class since, as by a
+        parametrization: that has to be removed first.
+        """
+        for name, module, *classes in self._originals:
+            if type(module) not in classes:
+                got = f"a {type(module).__name__}, which it became since: undo that first"
+                refuse("undo", name or "the model", "of the class that `convert` gave it", got)
         while self._originals:
-            module, cls = self._originals[-1]
+            _, module, cls, _ = self._originals[-1]
             module.__class__ = cls
             self._originals.pop()
 
@@ -126,13 +134,13 @@ def convert(
         if type(module).__name__ in skip:
             conversion.left_classes[type(module).__name__] = "named in skip"
             continue
-        replacement = next(filter(None, (rule.find(module) for rule in rules)), None)
+        replacement: Any = next(filter(None, (rule.find(module) for rule in rules)), None)
         if isinstance(replacement, str):
             LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", replacement)
             conversion.left[name] = replacement
         elif replacement is not None:
             conversion.swapped[name] = type(module).__name__
-            conversion._originals.append((module, type(module)))
+            conversion._originals.append((name, module, type(module), replacement))
             module.__class__ = replacement
         elif not nn.is_replacing(type(module)) and next(module.children(), None) is None:
             conversion.left_classes.setdefault(type(module).__name__, _class_reason(module))

@@ -3,7 +3,7 @@
 
 `convert` swaps them only if `also` names them, as their gain in a model is not measured yet. In
 evaluation, in exported programs, and if a batch norm or relu was replaced or got hooks since, a
-module runs its own pass.
+module runs its own pass; also if another one was put into its class.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from .batch_norm import batch_norm_relu
 NAMES = ("BasicBlock", "Bottleneck", "ResNet", "Sequential")
 
 _TORCHVISION = "torchvision.models.resnet"
+_INNER = "_forward_impl"  # of ResNet, which its forward pass calls
+_OF_SEQUENCE = torch.nn.Sequential.forward
 _Module = Any  # of torchvision, whose classes have no common type for their parts
 
 
@@ -38,15 +40,30 @@ def replacement(name: str, module: torch.nn.Module) -> Any:
         return None
     if (cls.__module__, cls.__name__) != (_TORCHVISION, name):
         return f"a subclass of {name}, which may compute something else"
+    if not _known_passes(cls):
+        return f"the forward pass of {name} is not torchvision's"
     reasons = (_reason(module, *pair) for pair in _PAIRS[name])
     return next(filter(None, reasons), None) or subclass_of(cls)
+
+
+def _passes(cls: Any) -> tuple[Any, ...]:
+    """Return the functions that are the forward pass of a class now."""
+    return cls.forward, getattr(cls, _INNER, cls.forward)
+
+
+def _known_passes(cls: Any) -> tuple[Any, ...]:
+    """Return the functions of `_passes`; none if another library put one of them into the class."""
+    passes = _passes(cls)
+    homes = {each.__module__ for each in passes}
+    is_known = homes == {_TORCHVISION} and not any(hasattr(each, "__wrapped__") for each in passes)
+    return passes if is_known else ()
 
 
 @functools.cache
 def subclass_of(cls: Any) -> Any:
     """Return the subclass of a class whose forward pass is one of this module's."""
     if issubclass(cls, torch.nn.Sequential):
-        return nn.replacing(cls, _forward_of_sequence, subclass_of)
+        return nn.replacing(cls, _sequence_forward(cls), subclass_of)
     if cls.__name__ == "ResNet":
         return nn.replacing(cls, _resnet_forward(cls), subclass_of)
     return nn.replacing(cls, _block_forward(cls), subclass_of)
@@ -109,10 +126,10 @@ def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> 
 
 def _block_forward(cls: Any) -> Callable[..., Any]:
     """Make the pass of a block: convolutions, each with batch norm and relu, the last plus x."""
-    pairs = _PAIRS[cls.__name__]
+    pairs, known = _PAIRS[cls.__name__], _known_passes(cls)
 
     def forward(self: Any, x: Tensor) -> Any:
-        if not all(_applies(self, x, *pair) for pair in pairs):
+        if _passes(cls) != known or not all(_applies(self, x, *pair) for pair in pairs):
             return cls.forward(self, x)
         out, residual = x, x
         for i in range(1, len(pairs)):
@@ -130,8 +147,11 @@ def _block_forward(cls: Any) -> Callable[..., Any]:
 def _resnet_forward(cls: Any) -> Callable[..., Any]:
     """Make the pass of a network, whose stem has a batch norm and a relu."""
 
+    known = _known_passes(cls)
+
     def forward(self: Any, x: Tensor) -> Any:
-        if not _applies(self, x, *_PAIRS["ResNet"][0]):
+        is_known = _passes(cls) == known and _INNER not in vars(self)
+        if not is_known or not _applies(self, x, *_PAIRS["ResNet"][0]):
             return cls.forward(self, x)
         x = self.maxpool(_norm_relu(self.bn1, self.conv1(x)))
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
@@ -156,22 +176,28 @@ def _of_sequence(module: torch.nn.Sequential) -> Any:
     pairs = list(_neighbours(module))
     if not pairs:
         return None
-    if type(module).forward is not torch.nn.Sequential.forward:
+    if type(module).forward is not _OF_SEQUENCE:
         return "a subclass of Sequential with a forward pass of its own"
     reasons = [_reason(module, *pair) for pair in pairs]
     cls: Any = type(module)
     return reasons[0] if all(reasons) else subclass_of(cls)
 
 
-def _forward_of_sequence(self: Any, input: Any) -> Any:
-    """Call the modules of a sequence, a batch norm and the relu after it as one."""
-    pairs = {norm: relu for norm, relu in _neighbours(self) if _applies(self, input, norm, relu)}
-    skipped = None
-    for name, module in self._modules.items():
-        if name == skipped:
-            continue
-        if name in pairs and isinstance(input, Tensor):
-            input, skipped = _norm_relu(module, input), pairs[name]
-        else:
-            input = module(input)
-    return input
+def _sequence_forward(cls: Any) -> Callable[..., Any]:
+    """Make the pass of a sequence: a batch norm and the relu after it are one."""
+
+    def forward(self: Any, input: Any) -> Any:
+        if cls.forward is not _OF_SEQUENCE:
+            return cls.forward(self, input)
+        pairs = {n: relu for n, relu in _neighbours(self) if _applies(self, input, n, relu)}
+        skipped = None
+        for name, module in self._modules.items():
+            if name == skipped:
+                continue
+            if name in pairs and isinstance(input, Tensor):
+                input, skipped = _norm_relu(module, input), pairs[name]
+            else:
+                input = module(input)
+        return input
+
+    return forward

@@ -36,6 +36,8 @@ class BasicBlock(nn.Module):
         outer += shortcut
         return self.relu(outer)
 
+    forward.__module__ = MODULE
+
 
 class Bottleneck(nn.Module):
     __module__ = MODULE
@@ -58,6 +60,8 @@ class Bottleneck(nn.Module):
         outer += shortcut
         return self.relu(outer)
 
+    forward.__module__ = MODULE
+
 
 class ResNet(nn.Module):
     __module__ = MODULE
@@ -73,7 +77,12 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = layers
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(n, n_classes)
 
-    def forward(self, x):
+    def _forward_impl(self, x):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.avgpool(x).flatten(1))
+
+    def forward(self, x):
+        return self._forward_impl(x)
+
+    _forward_impl.__module__ = forward.__module__ = MODULE

@@ -274,6 +274,22 @@ def test_undo_puts_all_back(labels) -> None:
     assert expected.shape == (7, 16)
 
 
+def test_undo_leaves_a_class_that_a_module_got_since() -> None:
+    """The class of a parametrization computes the weight: without it the module has none."""
+    model, x = theirs.Sequential(theirs.LayerNorm(8), theirs.GELU()), torch.randn(2, 8)
+    conversion = convert(model)
+    theirs.utils.parametrize.register_parametrization(model[0], "weight", theirs.Softplus())
+    expected = model(x)
+    with pytest.raises(ArgumentError, match=r"undo: 0: .* a ParametrizedLayerNorm"):
+        conversion.undo()
+    assert type(model[1]) is nn.GELU
+    assert torch.equal(model(x), expected)
+    theirs.utils.parametrize.remove_parametrizations(model[0], "weight")
+    conversion.undo()
+    assert [type(each) for each in model] == [theirs.LayerNorm, theirs.GELU]
+    torch.testing.assert_close(model(x), expected)
+
+
 def test_a_converted_model_is_copied_and_pickled() -> None:
     converted = model()[:4]
     convert(converted)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 
@@ -168,6 +169,53 @@ def test_what_happens_to_parts_later_is_seen(network, calls) -> None:
     block.bn1 = nn.GroupNorm(2, 8).double()
     block(x)
     assert calls[0] == 2
+
+
+PASSES = (BasicBlock, "forward"), (ResNet, "forward"), (ResNet, "_forward_impl")
+
+
+def twice(function, is_wrapped):
+    def doubled(self, x):
+        return 2 * function(self, x)
+
+    return functools.wraps(function)(doubled) if is_wrapped else doubled
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["", "wrapped"])
+@pytest.mark.parametrize(("cls", "name"), PASSES)
+def test_a_pass_that_was_put_into_a_class_is_the_one_that_runs(
+    network, monkeypatch, cls, name, is_wrapped
+) -> None:
+    (plain, images), (model, _) = network(BasicBlock), network(BasicBlock)
+    cto.convert(model, also=ALSO)
+    own = getattr(cls, name)
+    with monkeypatch.context() as patches:
+        patches.setattr(cls, name, twice(own, is_wrapped))
+        assert_alike(model(images), plain(images))
+        conversion = cto.convert(plain, also=(cls.__name__,))
+        assert set(conversion.left.values()) == {
+            f"the forward pass of {cls.__name__} is not torchvision's"
+        }
+    assert_alike(model(images), plain(images))
+
+
+def test_a_pass_of_one_network_alone_is_the_one_that_runs(network) -> None:
+    model, images = network(BasicBlock)
+    cto.convert(model, also=ALSO)
+    model._forward_impl = lambda x: 2 * x
+    assert torch.equal(model(images), 2 * images)
+
+
+def test_a_pass_that_was_put_into_a_class_of_sequences_is_the_one_that_runs(monkeypatch) -> None:
+    model, images = Kind(nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2, 4, 3, 3)
+    cto.convert(model, also=("Sequential",))
+    for cls in (Kind, nn.Sequential):
+        with monkeypatch.context() as patches:
+            patches.setattr(cls, "forward", lambda *_: 3)
+            assert model(images) == 3
+            found = cto.convert(Kind(nn.BatchNorm2d(4), nn.ReLU()), also=("Sequential",))
+            assert not found.swapped
+    assert model(images).min() == 0
 
 
 class Kind(nn.Sequential):
