@@ -189,6 +189,9 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
             make = NotedRuns
         fixed = self._parameters_of(self._training)
+        on_host = filter(self._training.is_on_host, () if self.xp is np else [*fixed])
+        # Parameters of the device that the host reads: each run copies them anew.
+        self._copied = {n: fixed.pop(n) for n in on_host}
         fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         if self._optimizer is None:
             return make(self._training, fixed), None
@@ -365,7 +368,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """
         self._training.caller = f"TrainingSession: {call}"
         feeds = self._by_name(call, self._user, inputs, named)
-        feeds[RESET] = np.array([self._point.is_reset])
+        feeds |= {**self._copied, RESET: np.array([self._point.is_reset])}
         begun = self._point._replace(is_begun=True)
         anew = self._noting(begun._replace(is_reset=True))
         sums = Marks(first=(anew,))
