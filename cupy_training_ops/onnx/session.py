@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from operator import setitem
+from operator import methodcaller, setitem
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, NamedTuple, cast
 
@@ -289,10 +289,10 @@ class Session(Summary, Generic[ArrayT]):
         return {name: self._result(values[k], k) for name, k in self.program.results}
 
     def _result(self, value: Any, slot: int) -> Any:
-        """Return an output; a copy if its memory may be a constant's, None for an empty optional"""
+        """Return an output, None for an empty optional; a copy if `Program.copied` has its slot."""
         if value is EMPTY:
             return None
-        return value.copy() if slot in self.program.copied else value
+        return each(methodcaller("copy"), value) if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         """Run all steps over `values` by slot.
