@@ -405,11 +405,14 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._point = made
 
     def _put_back(self) -> None:
-        """Restore states and running statistics if a forward and backward pass was stopped."""
+        """Restore states and running statistics if a pass or an evaluation was stopped."""
         point = self._point
         if point.is_begun:
             self._training.put_back()
             self._point = point._replace(is_begun=False)
+        for session in (self._eval, *self._parts.values()):
+            if session is not None and session.is_begun:
+                session.put_back()
 
     def _need_optimizer(self) -> tuple[Session, Run]:
         if self._optimizer is None or self._run_optimizer is None:
