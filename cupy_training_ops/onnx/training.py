@@ -315,9 +315,12 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     @lr.setter
     def lr(self, value: float) -> None:
         try:
-            self._lr = finite(value)
+            rate = finite(value)
         except ArgumentError as error:
             raise ArgumentError(f"TrainingSession: lr: {error}") from None
+        if abs(rate) > float(np.finfo(np.float32).max):
+            self._refuse("lr", "a number within float32's range", rate)
+        self._lr = rate
 
     # ---- training --------------------------------------------------------------------------------
 

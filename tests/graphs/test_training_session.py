@@ -76,7 +76,7 @@ def test_a_rate_below_zero_is_saved_as_well(tmp_path: Path) -> None:
     assert other.lr == -0.5
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, "x", None])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e39, "x", None])
 def test_a_rate_that_is_no_number_is_refused(value) -> None:
     session, _ = opened()
     with pytest.raises(cto.ArgumentError, match="lr"):
