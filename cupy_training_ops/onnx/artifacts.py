@@ -163,7 +163,8 @@ def make(
     names = _trained(parameters, wanted, unwanted)
     value = graph.outputs[0].name
     parameters += _statistics(graph, initializers)
-    training = in_training(with_rules(fuse_formulas(graph) if fuses else graph))
+    fused = fuse_formulas(graph, parameters) if fuses else graph
+    training = in_training(with_rules(fused))
     training, gradients = add_gradients(training, value, names, parameters)
     _refuse_unmoved(names if wanted else [], gradients)
     names = [name for name in names if name in gradients]

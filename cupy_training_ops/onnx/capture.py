@@ -12,6 +12,8 @@ there, results out of there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
 import cupy
@@ -22,11 +24,14 @@ from ..device.marks import in_turn
 from ..errors import OpError, ProviderError
 from ..log import LOG
 from .arena import Arena, OtherMemoryError, Plan, Recorder
+from .graph import EMPTY
+from .runner import each
 from .session import NO_NOTES, Notes, Session
 
 MOST_FORMS = 16
 MOST_TRIES = 4
 Arrays = Mapping[str, Any]
+_copy = methodcaller("copy")
 
 
 F = TypeVar("F", bound="Form")
@@ -64,17 +69,19 @@ class Forms(Generic[F]):
         return self._forms[key]
 
     def _form_of(self, name: str, value: Any) -> object:
-        """Return a feed's part of a form's key: its name, dtype, shape, and bytes if on the host"""
-        if self._session.is_on_host(name):
-            return name, value.dtype, value.shape, value.tobytes()
-        return name, value.dtype, value.shape
+        """Return a feed's part of a form's key: its name; dtype, shape, and bytes if on the host.
+
+        These of each array of a sequence; EMPTY of an optional without a value.
+        """
+        form = each(partial(_form_of_array, self._session.is_on_host(name)), value)
+        return name, tuple(form) if isinstance(form, list) else form
 
     def _copies(self, arrays: Arrays) -> dict[str, Any]:
         """Return C-contiguous, aligned copies of feeds, at the place (host, device) that reads them
 
         Operators copy others, so that runs of one form would take different memory.
         """
-        return {n: self._session.on_place(n, value).copy() for n, value in arrays.items()}
+        return {n: each(_copy, self._session.on_place(n, value)) for n, value in arrays.items()}
 
     def _own(self, results: Arrays) -> frozenset[str]:
         """Return the names of results that are no fixed feeds: the caller needs copies of them."""
@@ -192,19 +199,20 @@ class Form:
     def copy_feeds(self, arrays: Arrays) -> None:
         """Copy feeds, by name, into `inputs`; those that the host reads are equal within a form."""
         for name, value in arrays.items():
-            target = self.inputs[name]
-            if isinstance(target, np.ndarray):
-                continue
-            if not isinstance(value, np.ndarray):
-                target[...] = value
-            elif value.size == 1:
-                target.fill(value.item())
-            else:
-                target.set(np.ascontiguousarray(value))
+            pairs = zip(each_array(self.inputs[name]), each_array(value), strict=True)
+            for target, array in pairs:
+                if isinstance(target, np.ndarray) or target is EMPTY:
+                    continue
+                if not isinstance(array, np.ndarray):
+                    target[...] = array
+                elif array.size == 1:
+                    target.fill(array.item())
+                else:
+                    target.set(np.ascontiguousarray(array))
 
     def for_caller(self, results: Arrays) -> dict[str, Any]:
         """Return results by name, copied where the next replay overwrites them."""
-        return {n: _copy(a) if n in self.own else a for n, a in results.items()}
+        return {n: each(_copy, a) if n in self.own else a for n, a in results.items()}
 
 
 class _Form(Form):
@@ -228,5 +236,6 @@ def each_array(item: Any) -> list[Any]:
     return item if isinstance(item, list) else [item]
 
 
-def _copy(item: Any) -> Any:
-    return [array.copy() for array in item] if isinstance(item, list) else item.copy()
+def _form_of_array(on_host: bool, array: Any) -> tuple[object, ...]:
+    """Return an array's dtype and shape; its bytes, too, if it is on the host."""
+    return array.dtype, array.shape, *([array.tobytes()] if on_host else [])

@@ -15,7 +15,7 @@ and readers of each value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT16
@@ -35,10 +35,14 @@ class _Formula(NamedTuple):
 
 
 class _Known:
-    """A graph, and by a value's name its maker (a node) and its readers; ends: its outputs."""
+    """A graph, and by a value's name its maker (a node) and its readers; ends: its outputs.
 
-    def __init__(self, graph: Graph) -> None:
+    numbers: its constants but for the `parameters`, names, whose values will change.
+    """
+
+    def __init__(self, graph: Graph, parameters: Collection[str]) -> None:
         self.graph = graph
+        self.numbers = {n: a for n, a in graph.constants.items() if n not in parameters}
         self.makers = {name: node for node in graph.nodes for name in node.outputs}
         self.ends = {item.name for item in graph.outputs}
         self.readers: dict[str, list[Node]] = {}
@@ -48,7 +52,7 @@ class _Known:
 
     def factor(self, node: Node) -> tuple[str, float] | None:
         """Return (x, number) of a node that computes x * number; None of other nodes."""
-        return factor_of(self.graph.constants, node)
+        return factor_of(self.numbers, node)
 
     def only_reader(self, node: Node) -> Node | None:
         """Return the only node that reads a node's first result; None if there are more, or none"""
@@ -66,9 +70,12 @@ def is_plain(node: Node, op_type: str) -> bool:
     return node.op_type == op_type and node.is_standard
 
 
-def fuse_formulas(graph: Graph) -> Graph:
-    """Return the graph with Gelu and FlashAttention in place of the nodes of their formulas."""
-    known = _Known(graph)
+def fuse_formulas(graph: Graph, parameters: Collection[str]) -> Graph:
+    """Return the graph with Gelu and FlashAttention in place of the nodes of their formulas.
+
+    parameters: names of constants whose values will change, and so are no numbers of a formula.
+    """
+    known = _Known(graph, parameters)
     parts: set[int] = set()  # id() of nodes that go
     whole: dict[int, list[Node]] = {}  # new nodes by id() of the formula's last one
     for node in graph.nodes:
@@ -125,7 +132,7 @@ def _adds_one(known: _Known, node: Node) -> bool:
     """Return True if a node adds a constant scalar 1 to a value."""
     if node.op_type != "Add" or not node.is_standard:
         return False
-    numbers = [known.graph.constants[n] for n in node.inputs if n in known.graph.constants]
+    numbers = [known.numbers[n] for n in node.inputs if n in known.numbers]
     return len(numbers) == 1 and numbers[0].ndim == 0 and numbers[0] == 1
 
 

@@ -55,7 +55,7 @@ class Program(NamedTuple):
     written: tuple[Any, ...]  # the arrays of `states`; those on the device as one array of bytes
     statistics: frozenset[str]  # inputs that batch normalisation updates in place
     writers: Mapping[int, frozenset[str]]  # index of a step: other inputs that it updates
-    copied: frozenset[int]  # slots of results whose memory may be a constant's
+    copied: frozenset[int]  # slots of results whose memory may be a constant's or an input's
     uploads: tuple[Upload, ...]  # the steps that copy from host to device
 
 
@@ -195,8 +195,8 @@ class Compiler:
         results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
         of_parts = {slot for step in self._steps if subgraphs(step.node) for slot in step.outputs}
         filled = {slot for slot, value in enumerate(self._values) if value is not None}
-        wanted = {slot for _, slot in results}
-        lasting = wanted | filled | {slot for slot, _ in self._feeds.values()} | {ABSENT}
+        wanted, fed = {slot for _, slot in results}, {slot for slot, _ in self._feeds.values()}
+        lasting = wanted | filled | fed | {ABSENT}
         self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         states = {n: slot for n, slot in constants.items() if n in self._updated}
@@ -211,7 +211,7 @@ class Compiler:
             states,
             self._coalesce(states.values()),
             *self._updated_feeds(steps),
-            aliases_of(self._steps, wanted, filled | of_parts),
+            aliases_of(self._steps, wanted, filled | of_parts | (fed - written_slots(self._steps))),
             tuple(self._uploads.values()),
         )
 

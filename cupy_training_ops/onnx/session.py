@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from operator import setitem
+from operator import methodcaller, setitem
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, NamedTuple, cast
 
@@ -120,9 +120,7 @@ class Session(Summary, Generic[ArrayT]):
         self._fed_statistics = [self.program.feeds[n][0] for n in self.program.statistics]
         self._written: tuple[Any, ...] = ()  # arrays that each run writes
         self._save_all(self.program.written)
-        self._is_begun = (
-            False  # True from a run's first write to its end: states have to be put back
-        )
+        self.is_begun = False  # True from a run's first write to its end: `put_back` is needed
 
     def _facts(self) -> dict[str, object]:
         """Return the facts that repr() shows."""
@@ -199,15 +197,15 @@ class Session(Summary, Generic[ArrayT]):
             refuse("Session", "feeds", f"a dictionary of {names}", type(feeds).__name__)
         for name, value in feeds.items():
             self.labels.note_range(name, value)
-        if self._is_begun:  # and was stopped while it was put back
+        if self.is_begun:  # and was stopped while it was put back
             self.put_back()
         try:
-            begun = Notes(partial(setattr, self, "_is_begun", True))
+            begun = Notes(partial(setattr, self, "is_begun", True))
             results = self._run_saving(self.start_values(feeds), begun, self._fed_statistics)
-            self._is_begun = False
+            self.is_begun = False
             return results
         except BaseException:
-            if self._is_begun:
+            if self.is_begun:
                 self.put_back()
             raise
 
@@ -260,7 +258,7 @@ class Session(Summary, Generic[ArrayT]):
         """
         arrays, copies = [a for a, _ in self._before], [c for _, c in self._before]
         list(map(setitem, arrays, repeat(...), copies))
-        self._is_begun = False
+        self.is_begun = False
 
     def _run_saving(self, values: list[Any], notes: Notes, slots: Sequence[int]) -> dict[str, Any]:
         """Save states and run; return results by name.
@@ -289,10 +287,10 @@ class Session(Summary, Generic[ArrayT]):
         return {name: self._result(values[k], k) for name, k in self.program.results}
 
     def _result(self, value: Any, slot: int) -> Any:
-        """Return an output; a copy if its memory may be a constant's, None for an empty optional"""
+        """Return an output, None for an empty optional; a copy if `Program.copied` has its slot."""
         if value is EMPTY:
             return None
-        return value.copy() if slot in self.program.copied else value
+        return each(methodcaller("copy"), value) if slot in self.program.copied else value
 
     def _run(self, values: list[Any], marks: Mapping[int, Marks]) -> None:
         """Run all steps over `values` by slot.

@@ -104,9 +104,19 @@ def in_place(steps: Sequence[Step], lasting: set[int]) -> list[Step]:
 
 
 def aliases_of(steps: Sequence[Step], slots: set[int], owners: set[int]) -> frozenset[int]:
-    """Return those of `slots` whose values may be views of the memory of one of `owners`."""
-    owner = _owners(steps)
-    return frozenset(slot for slot in slots if owner.get(slot, slot) in owners)
+    """Return those of `slots` whose values may have memory of `owners`.
+
+    They are views of it, or a step passes it on, as into a sequence.
+    """
+    reached = set(owners)
+    for step in steps:
+        views = _views(step)
+        for k, slot in enumerate(step.outputs):
+            passes = step.runner is not None and step.runner.keeps
+            sources = step.inputs if passes else step.inputs[views[k] :][:1] if k in views else ()
+            if not reached.isdisjoint(sources):
+                reached.add(slot)
+    return frozenset(slots & reached)
 
 
 def written_slots(steps: Sequence[Step]) -> set[int]:
@@ -131,12 +141,17 @@ def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
     """Return {slot that may be a view: slot whose memory it has, itself no view}."""
     owner: dict[int, int] = {}
     for step in steps:
-        views = step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
+        views = _views(step)
         for k, slot in enumerate(step.outputs):
             if k in views and views[k] < len(step.inputs):
                 source = step.inputs[views[k]]
                 owner[slot] = owner.get(source, source)
     return owner
+
+
+def _views(step: Step) -> Mapping[int, int]:
+    """Return {index of an output: index of the input whose memory it may have}."""
+    return step.runner.views if step.runner else {0: 0}  # a host array's copy may be itself
 
 
 def _last_uses(

@@ -189,6 +189,9 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
 
             make = NotedRuns
         fixed = self._parameters_of(self._training)
+        on_host = filter(self._training.is_on_host, () if self.xp is np else [*fixed])
+        # Parameters of the device that the host reads: each run copies them anew.
+        self._copied = {n: fixed.pop(n) for n in on_host}
         fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         if self._optimizer is None:
             return make(self._training, fixed), None
@@ -312,9 +315,12 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
     @lr.setter
     def lr(self, value: float) -> None:
         try:
-            self._lr = finite(value)
+            rate = finite(value)
         except ArgumentError as error:
             raise ArgumentError(f"TrainingSession: lr: {error}") from None
+        if abs(rate) > float(np.finfo(np.float32).max):
+            self._refuse("lr", "a number within float32's range", rate)
+        self._lr = rate
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -365,7 +371,7 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         """
         self._training.caller = f"TrainingSession: {call}"
         feeds = self._by_name(call, self._user, inputs, named)
-        feeds[RESET] = np.array([self._point.is_reset])
+        feeds |= {**self._copied, RESET: np.array([self._point.is_reset])}
         begun = self._point._replace(is_begun=True)
         anew = self._noting(begun._replace(is_reset=True))
         sums = Marks(first=(anew,))
@@ -402,11 +408,14 @@ class TrainingSession(Summary, Transactional, Generic[ArrayT]):
         self._point = made
 
     def _put_back(self) -> None:
-        """Restore states and running statistics if a forward and backward pass was stopped."""
+        """Restore states and running statistics if a pass or an evaluation was stopped."""
         point = self._point
         if point.is_begun:
             self._training.put_back()
             self._point = point._replace(is_begun=False)
+        for session in (self._eval, *self._parts.values()):
+            if session is not None and session.is_begun:
+                session.put_back()
 
     def _need_optimizer(self) -> tuple[Session, Run]:
         if self._optimizer is None or self._run_optimizer is None:

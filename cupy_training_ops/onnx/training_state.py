@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -96,6 +96,12 @@ class Transactional(Locked):
 
     _point: Point
     _is_called = False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a TrainingSession updates its arrays where they are and cannot be pickled or copied: "
+            "open another one, which loads what this one saves"
+        )
 
     @property
     def step_count(self) -> int:

@@ -73,8 +73,8 @@ class Device:
         return self.sent[-1]
 
     def asnumpy(self, box: Box) -> np.ndarray:
-        self.fetched.append(box.inside)
-        return box.inside
+        self.fetched.append(box.inside.copy())
+        return self.fetched[-1]
 
     def zeros(self, shape: Any, dtype: Any) -> Box:
         return Box(np.zeros(shape, dtype))

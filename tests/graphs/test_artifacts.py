@@ -418,6 +418,23 @@ def test_an_output_of_one_element_is_a_loss(shape, rng) -> None:
     np.testing.assert_allclose(session.gradients["w"], x.T)
 
 
+def test_a_loss_and_outputs_that_are_views_of_a_parameter_stay(rng) -> None:
+    """The optimizer's step comes behind them."""
+    nodes = [
+        helper.make_node("Squeeze", ["w"], ["r"]),
+        helper.make_node("Transpose", ["w"], ["same"]),
+    ]
+    w = rng.standard_normal(1)
+    model = model_of(nodes, {}, {"r": (), "same": (1,)}, {"w": w})
+    session = opened(model, loss="r", optimizer="SGD")
+    actual = [session.step(), *session.outputs.values()]
+    actual += [session.eval(), *session.outputs.values()]
+    behind = session.parameters["w"].copy()
+    assert behind != w
+    session.step()
+    assert [float(a.item()) for a in actual] == [*[w.item()] * 3, *[behind.item()] * 3]
+
+
 def test_an_output_that_turns_out_to_be_several_numbers_is_refused() -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     model = model_of(nodes, {"x": None}, {"y": None}, {"w": np.ones(1)})

@@ -57,11 +57,21 @@ def test_a_formula_is_trained_as_it_is_written(name: str, seed: int, monkeypatch
     losses, parameters, operators = trained(proto, np.random.default_rng(seed))
     assert ("Gelu" in operators) == ("GeluGrad" in operators) == (name in GELUS)
     assert ("Erf" in operators) == (name in OTHERS)
-    monkeypatch.setattr(artifacts, "fuse_formulas", lambda graph: graph)
+    monkeypatch.setattr(artifacts, "fuse_formulas", lambda graph, _: graph)
     plain, expected, _ = trained(proto, np.random.default_rng(seed))
     np.testing.assert_allclose(losses, plain, 1e-6)
     for found, array in zip(parameters, expected, strict=True):
         np.testing.assert_allclose(found, array, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("scalar", ["root", "one", "half"])
+def test_a_number_that_is_trained_is_none_of_a_formula(scalar: str, rng) -> None:
+    options = {"loss": "mse", "trainable": ["w", scalar], "optimizer": "SGD"}
+    session = cto.onnx.TrainingSession.from_model(model(HALF_LAST), **options)
+    before = session.parameters[scalar].copy()
+    session.step(*rng.standard_normal((2, 4, 6)))
+    assert session.parameters[scalar] != before
+    assert "Gelu" not in {node.op_type for node in session.graph.nodes}
 
 
 def test_what_is_written_keeps_the_formula(tmp_path) -> None:

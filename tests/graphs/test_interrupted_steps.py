@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from interrupts import at_each_line, at_random
 
@@ -129,6 +130,34 @@ def test_evaluation_changes_nothing(tmp_path, monkeypatch) -> None:
         assert subject.state() == actual.before, place
 
     at_each_line(actual.back, lambda s: s.session.eval(s.x[0], s.labels[0]), check)
+
+
+NOISY = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2] x) => (float[N, 2] y)
+<float[2] w = {1, 2}, float[2] b = {0, 0}, float[2] mean = {0, 0}, float[2] var = {1, 1}>
+{ h = BatchNormalization(x, w, b, mean, var) noise = RandomNormalLike(h) y = Add(h, noise) }"""
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_an_evaluation_that_is_stopped_as_it_is_put_back_is_so_before_the_next_call(
+    inputs: int, rng, monkeypatch
+) -> None:
+    """Steps behind it have other statistics and random states, which a later one leaves alone."""
+    model = onnx.parser.parse_model(NOISY)
+    open_ = cto.onnx.TrainingSession.from_model
+    stopped, plain = (open_(model, loss="cross_entropy", seed=3) for _ in range(2))
+    batch = rng.random((4, 2), np.float32), rng.integers(0, 2, 4)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_run", interrupt)
+        patch.setattr(Session, "put_back", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.eval(*batch[:inputs])
+    for call in (plain.step, plain.eval, plain.step):
+        assert getattr(stopped, call.__name__)(*batch) == call(*batch)
+    assert stopped.eval(batch[0]).tobytes() == plain.eval(batch[0]).tobytes()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer

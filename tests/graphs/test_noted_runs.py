@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import cupy_training_ops as cto
@@ -186,6 +187,29 @@ def test_the_first_run_of_a_form_is_plain(opened_pair) -> None:
     assert len(form.noted.groups) <= 3  # one before the first sum, the sum with its marks, the rest
     noted.step(x[1:], labels[1:])
     assert len(noted._run_training._forms) == 2
+
+
+@pytest.mark.usefixtures("opened_pair")
+def test_sequences_are_fed_to_noted_steps(played, rng) -> None:
+    """A form has the shapes of all arrays, on the host or the device."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (seq(float[N, 3]) s) => (float[M, 3] y)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}>
+        { x = ConcatFromSequence<axis = 0>(s) y = MatMul(x, w) }"""
+    )
+    noted, plain = (
+        cto.onnx.TrainingSession.from_model(model, loss="cross_entropy", xp=xp)
+        for xp in (CudaDevice(), np)
+    )
+    for i in range(12):
+        lengths = [(2, 3), (3, 2), (5,)][i % 3]
+        s = [rng.random((n, 3), np.float32) for n in lengths]
+        labels = rng.integers(0, 3, 5)
+        loss = noted.step(placed(rng, *s), *placed(rng, labels))
+        assert loss.inside == plain.step(s, labels)
+    assert len(noted._run_training._forms) == 3
+    assert is_noted(noted)
+    assert played.n_again
 
 
 @pytest.mark.parametrize("name", ["cnn_max", "dropout", "mlp"])

@@ -103,3 +103,31 @@ def test_what_does_not_fit_never_goes_to_the_device(device: Device, wrong: Any) 
     with pytest.raises(cto.DtypeError, match="x: expected float32, got"):
         training.accumulate(wrong, np.zeros(4, np.int64))
     assert len(device.sent) == sent
+
+
+@pytest.mark.parametrize("frozen", [[], ["w"]])
+def test_a_parameter_that_the_host_reads_is_that_of_each_step(
+    frozen: list[str], device: Device, rng
+) -> None:
+    """It may be trained, or written by the caller."""
+    import onnx
+
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 5] y)
+        <float[1] w = {0.5}, int64[4] pads = {0, 1, 0, 1}>
+        { h = Mul(x, w) v = Squeeze(w) y = Pad(h, pads, v) }"""
+    )
+    options = {"loss": "mse", "optimizer": "SGD", "frozen": frozen}
+    if frozen:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "b"))
+        model.graph.node[0].input[1] = "b"
+    trained, plain = [
+        cto.onnx.TrainingSession.from_model(model, xp=xp, **options) for xp in (device, np)
+    ]
+    x, labels = rng.random((4, 3), np.float32), rng.random((4, 5), np.float32)
+    trained.lr = plain.lr = 0.5
+    for _ in range(3):
+        for _ in range(2):
+            assert opened(trained.step(x, labels)) == plain.step(x, labels)
+        for array in (opened(trained.parameters["w"]), plain.parameters["w"]):
+            array += 1

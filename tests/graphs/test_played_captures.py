@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import cupy_training_ops as cto
@@ -119,6 +120,33 @@ def test_replays_are_steps(name: str, opened, rng) -> None:
     assert is_captured(played)
     for a, b in losses:
         np.testing.assert_array_equal(a.inside, b)
+
+
+@pytest.mark.usefixtures("opened")
+def test_sequences_and_parameters_of_the_host_are_fed_to_replays(rng) -> None:
+    """Another value of a frozen one is another form; views of inputs among the outputs stay."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (seq(float[N, 3]) s) => (float[M, 5] y, float[3, 3] t)
+        <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[1] v = {0.5}, int64[4] p = {0, 1, 0, 1}>
+        { x = ConcatFromSequence<axis = 0>(s) h = MatMul(x, w) c = Squeeze(v) y = Pad(h, p, c)
+          t = Transpose(w) }"""
+    )
+    played, plain = (
+        cto.onnx.TrainingSession.from_model(model, loss="mse", frozen=["v"], **options)
+        for options in ({"xp": Device(), "graph": True}, {})
+    )
+    for i in range(16):
+        s = [rng.random((n, 3), np.float32) for n in [(2, 3), (5,)][i % 2]]
+        labels, before = rng.random((5, 5), np.float32), plain.parameters["w"].T.copy()
+        loss = played.step(placed(rng, *s), *placed(rng, labels))
+        assert loss.inside == plain.step(s, labels)
+        np.testing.assert_array_equal(played.outputs["t"].inside, before)
+        if i % 6 == 5:
+            for array in (played.parameters["v"].inside, plain.parameters["v"]):
+                array += 1
+    assert len(played._run_training._forms) == 6
+    assert is_captured(played)
 
 
 @pytest.mark.parametrize("name", ["cnn_max", "dropout", "mlp"])

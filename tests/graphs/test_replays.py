@@ -349,10 +349,21 @@ def test_arrays_of_other_libraries_are_fed(graph: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_views_alone_are_an_empty_graph() -> None:
+def test_shapes_alone_are_an_empty_graph() -> None:
+    import cupy
+
+    runs = captured("g (float[N, 4] x) => (int64[2] k) { k = Shape(x) }")
+    for i in range(4):
+        assert runs({"x": cupy.full((2, 4), i, np.float32)})["k"].tolist() == [2, 4]
+
+
+@pytest.mark.gpu
+def test_views_alone_are_the_callers() -> None:
     import cupy
 
     runs = captured("g (float[N, 4] x) => (float[N, 4] y) { y = Identity(x) }")
     for i in range(4):
         x = cupy.full((2, 4), i, np.float32)
-        np.testing.assert_array_equal(runs({"x": x})["y"].get(), x.get())
+        y = runs({"x": x})["y"]
+        x[...] = -1
+        assert (y.get() == i).all()

@@ -131,6 +131,32 @@ def test_what_a_caller_writes_into_a_result_is_the_callers() -> None:
         actual["c"][:] = actual["v"][:] = 7
 
 
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("s = SequenceConstruct(c, x)", "seq(float[4]) s"),
+        ("r = SequenceConstruct(c, x) y = SequenceAt(r, zero)", "float[4] y"),
+        ("s = SplitToSequence<axis = 0, keepdims = 0>(d)", "seq(float[4]) s"),
+        ("y = Einsum<equation = 'i->i'>(c)", "float[4] y"),
+        ("y = Identity(x)", "float[4] y"),
+        ("y = Reshape(x, shape)", "float[1, 4] y"),
+    ],
+)
+def test_a_result_that_passes_on_constants_or_inputs_is_the_callers(body: str, outputs) -> None:
+    head = "zero = Constant <value_int = 0> () shape = Constant <value_ints = [1, 4]> ()"
+    head += " c = Constant <value_floats = [1.0, 1.0, 1.0, 1.0]> () d = Unsqueeze(c, axes)"
+    head += " axes = Constant <value_ints = [0]> () "
+    body = body.replace("'", '"')
+    session = cto.onnx.Session(model(head + body, "float[4] x", outputs))
+    x = np.ones(4, np.float32)
+    for _ in range(2):
+        ((name, actual),) = session.run({"x": x} if session.inputs else {}).items()
+        for array in actual if name == "s" else [actual]:
+            assert (array == 1).all()
+            array[...] = 7
+    assert (x == 1).all()
+
+
 def test_an_update_reaches_the_callers_array_or_is_refused() -> None:
     proto = model("f, y = com.microsoft.InPlaceAccumulatorV2(b, x)", "float[N, 4] b, float[N, 4] x")
     buffer, value = np.zeros((4, 3), np.float32).T, np.ones((3, 4), np.float32)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 from pathlib import Path
 
@@ -74,7 +76,7 @@ def test_a_rate_below_zero_is_saved_as_well(tmp_path: Path) -> None:
     assert other.lr == -0.5
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, "x", None])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1e39, "x", None])
 def test_a_rate_that_is_no_number_is_refused(value) -> None:
     session, _ = opened()
     with pytest.raises(cto.ArgumentError, match="lr"):
@@ -152,6 +154,13 @@ def test_a_state_of_other_artifacts_is_refused_and_changes_nothing(tmp_path: Pat
     with pytest.raises(cto.ArgumentError, match="same artifacts"):
         other.load(tmp_path / "state.npz")
     assert_same_arrays(before, dict(other.parameters))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_since_its_steps_would_be_those_of_both(copied) -> None:
+    session, _ = opened()
+    with pytest.raises(TypeError, match="open another one, which loads what this one saves"):
+        copied(session)
 
 
 def test_a_damaged_state_changes_nothing(tmp_path: Path) -> None:
