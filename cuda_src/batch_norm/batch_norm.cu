@@ -50,14 +50,6 @@ using namespace batch_norm::sums;
 using namespace facts::batch_norm;
 
 constexpr int BLOCKS = sizeof(A) == 8 ? 2 : 3;  // least number of resident blocks, in launch bounds
-// The same of the gradient of columns. Before 8.0, compilers older than CUDA 12.9 would spill
-// registers of bfloat16 for a second block.
-#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ < 800 && \
-    __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209
-constexpr int COLUMN_BLOCKS = ARE_SAME<T, __nv_bfloat16> ? 1 : 2;
-#else
-constexpr int COLUMN_BLOCKS = 2;
-#endif
 
 }  // namespace cto
 
@@ -221,14 +213,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // scale_grad = sum of dy * x^, bias_grad = sum of dy, of each channel. x is a matrix, of which a
 // channel is `columns.length` columns; blocks have some rows each, which they read twice, to sum
 // them and to write dx (by_schedule).
-extern "C" __global__ void __launch_bounds__(THREADS, COLUMN_BLOCKS)
-    batch_norm__gradient_of_column_parts(const T* dy, const T* x, void* scale, void* saved_mean,
-                                         void* saved_inv_std, T* dx, void* scale_grad,
-                                         void* bias_grad, const __grid_constant__ Halves half,
-                                         i64 n, const __grid_constant__ Columns columns,
-                                         A* partials, A* coefficients, Zeroed<u32>* counters,
-                                         const __grid_constant__ Schedule schedule, const T* y,
-                                         T* residual_grad) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm__gradient_of_column_parts(
+    const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
+    void* scale_grad, void* bias_grad, const __grid_constant__ Halves half, i64 n,
+    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
+    const __grid_constant__ Schedule schedule, const T* y, T* residual_grad) {
     const auto op = gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad,
                              half, n, y, residual_grad);
     by_schedule(op,

@@ -77,8 +77,10 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 // ---- operators ----------------------------------------------------------------------------------
 
 // Rows, of all arrays, that a thread loads together: as many as there are registers for. Before 7.5
-// addresses take more of them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+// addresses take more of them, and on 7.5 in compilers before CUDA 12.9.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ < 750 ||   \
+     (__CUDA_ARCH__ < 800 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209))
 constexpr bool HAS_FEW_REGISTERS = true;
 #else
 constexpr bool HAS_FEW_REGISTERS = false;

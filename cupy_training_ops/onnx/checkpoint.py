@@ -311,8 +311,6 @@ def _checkpoint_bytes(checkpoint: Checkpoint, outside: Outside | None) -> bytes:
     properties = [("tables", rows) for rows in kinds.values()]
     groups = []
     for group in checkpoint.groups:
-        if not _is_property(group.initial_lr):
-            refuse("checkpoint", "lr", "a number of float32", shown(group.initial_lr))
         states = [[("text", n), ("tables", rows(m))] for n, m in group.moments.items()]
         numbers = ("q", group.step), ("f", group.initial_lr)
         groups.append([("text", group.name), *numbers, ("tables", states)])

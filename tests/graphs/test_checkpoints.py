@@ -205,12 +205,10 @@ def test_a_checkpoint_that_is_refused_leaves_the_one_before(tmp_path) -> None:
     session, path = cto.onnx.TrainingSession(DATA / "mlp"), tmp_path / "checkpoint"
     session.save_checkpoint(path)
     before = path.read_bytes()
-    session.lr = 1e300
-    with pytest.raises(cto.ArgumentError, match=r"lr: expected a number of float32, got 1e\+300"):
-        session.save_checkpoint(path)
+    with pytest.raises(cto.ArgumentError, match=r"property 'n': .* got 1e\+300"):
+        write(Checkpoint({}, {}, (), {"n": 1e300}), path)
     with pytest.raises(cto.ArgumentError, match="save_checkpoint: file: expected the path"):
         session.save_checkpoint(3)  # type: ignore[arg-type]
-    session.lr = 1.0
     with pytest.raises(OSError, match="No such file"):
         session.save_checkpoint(tmp_path / "none" / "checkpoint")
     assert path.read_bytes() == before
