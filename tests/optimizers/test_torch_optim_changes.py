@@ -58,7 +58,7 @@ def turn(parameter) -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("shape", [(6, 3, 3, 3), (2, 5, 3, 4)])
 def test_moments_follow_the_order_of_their_parameter(kind, shape, seed) -> None:
-    """Of 3 channels and 3 x 3 weights no shape tells which order moments have."""
+    """No shape tells which order the moments of 3 channels and 3 x 3 weights have."""
     generator = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(n, generator=generator) for n in (shape, (4,))]
     pairs = both(kind, tensors)

@@ -213,8 +213,8 @@ def test_a_pass_that_was_put_into_a_class_of_sequences_is_the_one_that_runs(monk
         with monkeypatch.context() as patches:
             patches.setattr(cls, "forward", lambda *_: 3)
             assert model(images) == 3
-            found = cto.convert(Kind(nn.BatchNorm2d(4), nn.ReLU()), also=("Sequential",))
-            assert not found.swapped
+            again = cto.convert(Kind(nn.BatchNorm2d(4), nn.ReLU()), also=("Sequential",))
+            assert not again.swapped
     assert model(images).min() == 0
 
 

@@ -198,9 +198,9 @@ def test_a_scale_beyond_float16_scales_gradients_of_float16(leaf, labels, loss, 
         torch._dynamo.reset()
         of_scores = torch.compile(of_scores, backend="aot_eager", fullgraph=True)
     scaled = of_scores(x, w) * 65536
-    found = torch.autograd.grad(scaled, (x, w), retain_graph=way == "retained")
+    actual = torch.autograd.grad(scaled, (x, w), retain_graph=way == "retained")
     expected = torch.autograd.grad(of_scores(x, w) * 16, (x, w))
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.double() / 4096, b.double(), atol=1e-2, rtol=1e-2)
 
 
