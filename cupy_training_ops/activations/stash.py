@@ -60,7 +60,7 @@ class StashEntry(Entry):
     spec: Spec
     device: int  # the array's, by index
     streams: Streams  # the device's side stream, which encodes and decodes
-    place: tuple[object, ...]  # (name, need, dtype, shape, device): the same in each step
+    place: tuple[object, ...]  # (name, need, dtype, shape, device, codec): the same in each step
     row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
     entries: dict[str, StashEntry]  # the stash's, by name
@@ -268,7 +268,7 @@ class ActivationStash(Summary):
             spec=spec,
             device=device,
             streams=self._streams_of(x, device),
-            place=(name, need, dtype, shape, device),
+            place=(name, need, dtype, shape, device, codec),
             row={"codec": codec, "need": need, "before": spec.nbytes},
             statistics=self._statistics,
             entries=self._entries,
@@ -347,7 +347,7 @@ class ActivationStash(Summary):
             )
         if check.measure == INDEX:
             numbers = streams.on_side(lambda: ((x < 0) | (x > 15)).any().reshape(1))
-        if self._keep_buffers:
+        if self._keep_buffers and not codec.leaves_room:
             self._buffers[entry.place] = entry.code
         if codec.leaves_room and entry.code.nbytes:
             self._await_length(entry)
@@ -375,7 +375,7 @@ class ActivationStash(Summary):
         """
         buffer = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
-            return None if codec.leaves_room else buffer
+            return buffer
         if codec.leaves_room:
             raise ProviderError(
                 f"{NAME}: put: {codec.name!r} cannot be captured, because the size of its codes "
@@ -403,18 +403,15 @@ class ActivationStash(Summary):
             if out is not None:
                 refuse(NAME, "out", f"None for {entry.name!r}, which is kept as it is", "an array")
             return entry.original
-        target = adopt(NAME, "out", out)
-        if entry.decoded is None:
+        target, ahead, streams = adopt(NAME, "out", out), entry.decoded, entry.streams
+        if ahead is not None:
+            streams.join(streams.current(), entry.mark)
+        if ahead is None or target is not None:  # also into `out`, which the decoder checks
             self._decode(entry, target)
-        else:
+            streams.join(streams.current(), entry.mark)
+        if ahead is not None:
             self._statistics.add(-entry.spec.nbytes)
-        streams, decoded = entry.streams, entry.decoded
-        streams.join(streams.current(), entry.mark)
-        if out is None:
-            return decoded
-        if decoded is not target:  # it was decoded ahead, without `out`
-            target[...] = decoded
-        return out
+        return entry.decoded if out is None else out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
         """Queue the decoding of an entry on the side stream, into the array `out` or a new one; set

@@ -219,9 +219,11 @@ def test_recompilation_of_a_changed_model(seed):
     model, x, codes = layers(seed), normal(seed, 64, WIDTH), codes_of()
     run = compile_with(codes, model)
     gradients(model, run, x)
+    before = codes.report()
     model.between = f.relu
     assert_near(gradients(model, model, x), gradients(model, run, x))
     assert n_graphs(codes) == 2
+    assert len(before["graphs"]) == 1  # a report is of its time
 
 
 @pytest.mark.thorough

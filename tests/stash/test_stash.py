@@ -292,6 +292,19 @@ def test_buffers_are_kept_for_the_next_step(rng) -> None:
     assert codes[0] is codes[1]
 
 
+@pytest.mark.parametrize("others", [("msfp15", "pack16"), ("sparse", "fp10"), ("sparse", "sparse")])
+def test_buffers_are_those_of_the_steps_codec(rng, others) -> None:
+    """A policy may choose another codec in a later step; codes of no fixed size leave nothing."""
+    x, codec = activation(rng), ""
+    stash = ActivationStash(lambda *_: codec, keep_buffers=True)
+    for codec in others * 2:  # noqa: B007 - the policy reads it
+        with stash:
+            stash.put("x", x)
+            y = stash.get("x")
+        assert y.tobytes() == cto.compress(x, codec).decompress().tobytes()
+    assert len(stash._buffers) == len({*others} - {"sparse"})
+
+
 # ---- training ------------------------------------------------------------------------------------
 
 

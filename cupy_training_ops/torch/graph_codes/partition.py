@@ -105,7 +105,8 @@ class Account:
         "coded": {format: {"tensors": how many, "before": bytes, "after": bytes}}. "as_it_is": the
         same by the reason why tensors are not encoded. "graphs": a list of lines for each graph.
         """
-        lines = [line for graph in self._graphs for line in graph]
+        graphs = list(self._graphs)  # other threads add some
+        lines = [line for graph in graphs for line in graph]
         counted = [line for line in lines if line["reason"] not in ANYWAY]
         stays = [line for line in lines if line["as"] == "itself"]
         return {
@@ -113,7 +114,7 @@ class Account:
             "after": sum(line["after"] for line in counted),
             "coded": _by("as", [line for line in lines if line["as"] != "itself"]),
             "as_it_is": _by("reason", stays),
-            "graphs": self._graphs,
+            "graphs": [[dict(line) for line in graph] for graph in graphs],
         }
 
 
