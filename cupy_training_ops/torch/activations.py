@@ -110,11 +110,11 @@ class CompressedActivations(Summary):
         self._forms = forms_of(self._policy)
         self._statistics = Statistics()
         self._exposed: ExposedMemory = {}
-        self._thread = ThreadMode(self._exposed)
-        self._entered = ThreadStatements()
         # Entries of this step by address + elements; the garbage collector counts keys that are
         # tuples, not integers.
         self._known: dict[int, weakref.ref[Entry]] = {}
+        self._thread = ThreadMode(self._exposed, self._known)
+        self._entered = ThreadStatements()
         self._decoded: deque[weakref.ref[Entry]] = (
             deque()
         )  # that have decoded tensors, the newest last

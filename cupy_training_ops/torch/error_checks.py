@@ -132,7 +132,6 @@ class ErrorChecks:
     def end_step(self) -> None:
         """End a thread's step; captures the count of failures for each replay."""
         thread = self._thread
-        thread.products.clear()
         self._operands(-1)
         self.pending.end_step()
         captured, thread.captured = thread.captured, []
@@ -214,7 +213,8 @@ class ErrorChecks:
             return
         products = self._thread.products
         if len(products) >= MANY:
-            products.clear()
+            for node in [*products][: MANY // 2]:  # the oldest, which no norm is near to
+                del products[node]
         products[next_node() - 1] = weakref.ref(entry)
 
     def centre(self, x: Tensor) -> None:

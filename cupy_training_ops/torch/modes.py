@@ -61,12 +61,13 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
     """Notes the torch function that a thread runs, and memory that may be written unseen.
 
     call: the function, its arguments, and those by name; None if it is unknown. exposed: by
-    storage, an object that identifies the latest exposure, or AT_ANY_TIME.
+    storage, an object that identifies the latest exposure, or AT_ANY_TIME. known: what was saved,
+    by place; cleared after code that the mode does not see.
     """
 
-    def __init__(self, exposed: ExposedMemory) -> None:
+    def __init__(self, exposed: ExposedMemory, known: dict[int, Any]) -> None:
         self.call: Call | None = None
-        self.exposed = exposed  # shared by all threads
+        self.exposed, self.known = exposed, known  # shared by all threads
         self.sees_all = False  # it is on the stack, and all modes below are trusted
 
     def __torch_function__(
@@ -104,8 +105,8 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
 class ThreadMode(threading.local):
     """The mode of a thread."""
 
-    def __init__(self, exposed: ExposedMemory) -> None:
-        self.mode = Consumers(exposed)
+    def __init__(self, exposed: ExposedMemory, known: dict[int, Any]) -> None:
+        self.mode = Consumers(exposed, known)
 
 
 def expose(exposed: ExposedMemory, storage: torch.UntypedStorage, ends: bool) -> None:
@@ -121,10 +122,9 @@ def _forget(exposed: ExposedMemory, reference: weakref.ref[torch.UntypedStorage]
     exposed.pop(reference, None)
 
 
-@functools.cache
 def body(function: types.FunctionType) -> types.FunctionType:
     """Copy a function of torch.nn.functional so that it does not call __torch_function__ for
-    itself."""
+    itself; in each call anew, as libraries replace functions that it calls."""
     names = {name: _no for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **names}
     copy = types.FunctionType(
@@ -218,11 +218,21 @@ class _EnterHooks:
 def _step_aside() -> Callable[[], None]:
     """Take our modes off the stack; return a function that puts them back."""
     modes = torch.overrides._get_current_function_mode_stack()
-    others = [mode for mode in modes if not isinstance(mode, Consumers)]
-    if len(others) == len(modes):
+    ours = {mode: mode.sees_all for mode in modes if isinstance(mode, Consumers)}
+    if not ours:
         return _do_nothing
-    _replace_modes(others)
-    return functools.partial(_replace_modes, modes)
+    for mode in ours:
+        mode.sees_all = False
+    _replace_modes([mode for mode in modes if mode not in ours])
+    return functools.partial(_step_back, modes, ours)
+
+
+def _step_back(modes: list[object], ours: dict[Consumers, bool]) -> None:
+    """Put modes back; ours: those of this module among them, with what `sees_all` was."""
+    for mode, sees_all in ours.items():
+        mode.sees_all = sees_all
+        mode.known.clear()  # compiled code may have written to that memory unseen
+    _replace_modes(modes)
 
 
 def _do_nothing() -> None:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
+
+import cupy_training_ops as cto
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
 from torch.nn import functional  # noqa: E402
 
 from cupy_training_ops.activations.error_check import ErrorCheck  # noqa: E402
-from cupy_training_ops.torch import saved  # noqa: E402
+from cupy_training_ops.torch import error_checks, saved  # noqa: E402
 
 from .calls import NBYTES, SHAPE, codecs, run  # noqa: E402
 
@@ -42,6 +46,42 @@ def test_a_batch_norm_does_not_see_means_of_features(tensor, weight, way) -> Non
     assert report["failed"]["matmul features"] == 1
     assert (found - plain).norm() <= 1e-4 * plain.norm()
     assert run("default", lambda x, w: function(x, w, False), *inputs)[1]["failed"] == {}
+
+
+@pytest.mark.parametrize("way", ["one after the other", "one inside"])
+def test_a_batch_norm_is_seen_behind_another_statement(tensor, weight, way) -> None:
+    """The product is saved in one `with` statement, the norm's input in a later one."""
+    far, context = 100 * tensor(128).detach(), cto.torch.compressed_activations()
+    inputs = tensor(), weight
+    outer = context if way == "one inside" else nullcontext()
+    with outer:
+        with context:
+            if way == "one inside":
+                torch.relu(inputs[0] * 1)
+            y = (inputs[0] + far) @ inputs[1]
+        with context:
+            total = (functional.batch_norm(y, None, None, training=True) ** 3).sum()
+    found = torch.autograd.grad(total, weight)[0]
+    y = (inputs[0] + far) @ inputs[1]
+    total = (functional.batch_norm(y, None, None, training=True) ** 3).sum()
+    plain = torch.autograd.grad(total, weight)[0]
+    assert context.report()["failed"]["matmul features"] == 1
+    assert (found - plain).norm() <= 1e-4 * plain.norm()
+
+
+def test_of_many_products_the_newest_are_remembered(tensor, weight, monkeypatch) -> None:
+    """Those of a sum before a norm, however many there were before them."""
+    monkeypatch.setattr(error_checks, "MANY", 4)
+    far = 100 * tensor(128).detach()
+
+    def function(x, w, n):
+        parts = [((x + far) * (1 + i)) @ w for i in range(n)]
+        y = (x + far) @ w + (x - far) @ w
+        return functional.batch_norm(y, None, None, training=True) ** 3 + 0 * sum(parts)
+
+    for n in range(6):
+        _, report = run("default", lambda x, w, n=n: function(x, w, n), tensor(), weight)
+        assert report["failed"]["matmul features"] == 2
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e6])

@@ -172,6 +172,21 @@ def test_a_function_of_python_is_looked_through(tensor) -> None:
     assert modes.body(functional.multi_head_attention_forward).__kwdefaults__ is None
 
 
+def test_functions_that_a_library_replaced_are_called(tensor, monkeypatch) -> None:
+    """Also after calls of those before."""
+    layer, x, calls = nn.MultiheadAttention(128, 4, batch_first=True), tensor(4, 64, 128), []
+    attention = functional.scaled_dot_product_attention
+
+    def replaced(*arguments, **named):
+        calls.append(arguments)
+        return attention(*arguments, **named)
+
+    for n in range(3):
+        run("default", lambda x: layer(x * 1, x * 1, x * 1, need_weights=False)[0], x)
+        assert len(calls) == n
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", replaced)
+
+
 # ---- the stricter rule ---------------------------------------------------------------------------
 
 

@@ -65,6 +65,43 @@ def test_what_is_saved_after_an_unseen_write_is_encoded_anew(tensor, weight, nam
     assert (report["tensors"], report["shared"]) == (2, 0)
 
 
+def compiled(h) -> None:
+    torch.compile(lambda h: h.data.mul_(3), backend="eager")(h)
+
+
+def run_eagerly(h) -> None:
+    """A compiled function that PyTorch does not compile, as beyond its limit of compilations."""
+    write = torch.compile(by_numpy, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        write(h)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
+@pytest.mark.parametrize("write", [compiled, run_eagerly])
+def test_compiled_functions_may_write_unseen(tensor, weight, write) -> None:
+    torch._dynamo.reset()
+    other = (weight.detach() * 2).requires_grad_()
+    plain, found, report = second_gradient(write, tensor(), weight, other)
+    assert (found - plain).norm() <= 0.02 * plain.norm()
+    assert (report["tensors"], report["shared"]) == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
+def test_what_is_saved_inside_of_a_compiled_function_is_encoded_anew(tensor, weight) -> None:
+    torch._dynamo.reset()
+    product = torch.compile(lambda h, w: h.data.mul_(3) is None or h @ w, backend="eager")
+
+    def function(x, a, b):
+        h = x * 1
+        first = (h @ a).sum()
+        return first + product(h, b).sum()
+
+    inputs = tensor(), weight, (weight.detach() * 2).requires_grad_()
+    *_, plain = torch.autograd.grad(function(*inputs), inputs)
+    (*_, found), _ = run("plain_msfp15", function, *inputs)
+    assert (found - plain).norm() <= 0.05 * plain.norm()
+
+
 @pytest.mark.parametrize("name", ["data", "numpy"])
 def test_memory_that_was_lent_before_may_be_written_at_any_time(tensor, weight, name) -> None:
     lend = {"data": lambda h: h.data, "numpy": lambda h: h.detach().numpy()}[name]

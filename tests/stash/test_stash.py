@@ -297,7 +297,7 @@ def test_buffers_are_those_of_the_steps_codec(rng, others) -> None:
     """A policy may choose another codec in a later step; codes of no fixed size leave nothing."""
     x, codec = activation(rng), ""
     stash = ActivationStash(lambda *_: codec, keep_buffers=True)
-    for codec in others * 2:  # noqa: B007 - the policy reads it
+    for codec in others * 2:
         with stash:
             stash.put("x", x)
             y = stash.get("x")

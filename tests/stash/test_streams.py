@@ -125,7 +125,7 @@ def test_out_is_checked_also_of_what_was_decoded_ahead(rng, shape, dtype, is_ahe
         if is_ahead:
             stash.get("y")
         for _ in range(2):
-            with pytest.raises((ArgumentError, DtypeError), match="expected .*, got"):
+            with pytest.raises((ArgumentError, DtypeError), match=r"expected .*, got"):
                 stash.get("x", out=out)
         assert (out == 7).all()
         decoded = stash.get("x", out=np.empty_like(x))
