@@ -212,6 +212,15 @@ def _written(forward: Graph) -> set[Node]:
     return written | {node.all_input_nodes[0] for node in copies}
 
 
+def saved_and_written(forward: Graph, backward: Graph) -> set[str]:
+    """Return the names of values that the backward pass reads in the memory of inputs to which the
+    forward pass, or PyTorch behind it, writes: what follows from them is of the new numbers."""
+    read = {node.name for node in backward.find_nodes(op="placeholder") if node.users}
+    memory = {_storage(node) for node in _written(forward)}
+    values = (node for node in forward.nodes if node.name in read and is_tensor(node))
+    return {node.name for node in values if _storage(node) in memory}
+
+
 def numel_of(value: Tensor) -> int:
     """Count the elements of a tensor; symbolic sizes are those of the compiled example."""
     return math.prod(map(_number, value.shape))
