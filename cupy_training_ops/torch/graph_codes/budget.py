@@ -36,7 +36,7 @@ from .consumers import (
     packet,
     packets,
 )
-from .plan import Planner, Saved, nbytes_of, producer_of, saved_and_written
+from .plan import Planner, Saved, nbytes_of, producer_of
 from .rewrite import COPY_OF, STAYS, compute_again
 
 NAME = "activation_codes"
@@ -150,7 +150,6 @@ class _Search:
         self._again: set[str] = set()  # names of values that follow from codes of others
         self._smallest = math.inf  # bytes, of the partitions that recompute no product
         self._plain: dict[str, Saved] = {}  # what PyTorch's own choice saves, by name
-        self._plain_written: set[str] = set()  # of these, values in memory that is written
         # The budget in bytes, and seconds in which PyTorch's own choice computes values again.
         self._limit = self._spent = math.inf
 
@@ -176,11 +175,6 @@ class _Search:
         except _SameChoiceError:
             return True
         self._settings.change(cse=False)  # for the next budgets: solutions are by node
-        written = saved_and_written(forward.graph, backward.graph)
-        if not self._plain:
-            self._plain_written = written
-        elif not written <= self._plain_written:  # the backward pass would read new numbers
-            return True
         plan = self._planner.plan(forward.graph, backward.graph, self._num_outputs)
         if not self._plain:
             self._plain = {one.forward.name: one for one in plan}

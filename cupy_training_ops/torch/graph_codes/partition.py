@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from ...errors import refuse
 from .budget import NAME, Budget, Graphs, Partition, Partitioner, budget_of, within
-from .plan import ANYWAY, Planner, Saved, nbytes_of
+from .plan import ANYWAY, Planner, Saved, nbytes_of, save_what_reads_written_inputs
 from .policies import POLICIES, GraphPolicy
 from .rewrite import rewrite
 
@@ -73,6 +73,7 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
     ) -> tuple[GraphModule, GraphModule]:
         """Choose a partition within the budget, put encoders and decoders into its graphs, and
         return these, (forward, backward)."""
+        save_what_reads_written_inputs(gm.graph)
         planner = Planner(
             self.policy, self.least, settings.get("static_lifetime_input_indices") or ()
         )

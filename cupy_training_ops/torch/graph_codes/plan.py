@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .consumers import (
     FORWARD_PRODUCTS,
@@ -202,23 +203,25 @@ class Planner:
         return plan
 
 
-def _written(forward: Graph) -> set[Node]:
-    """Return the placeholders that a forward graph, or PyTorch behind it, writes to."""
-    results = forward.output_node().meta.get("desc", ())
+def save_what_reads_written_inputs(joint: Graph) -> None:
+    """Forbid PyTorch's partitioners to compute again in the backward pass what is computed from
+    inputs that the forward pass writes to: it would read the new numbers."""
+    memory = {_storage(node) for node in _written(joint)}
+    for node in joint.nodes:
+        if node.op != "call_function" or (is_tensor(node) and _storage(node) in memory):
+            continue  # a view, or a write
+        if any(is_tensor(read) and _storage(read) in memory for read in node.all_input_nodes):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _written(graph: Graph) -> set[Node]:
+    """Return the placeholders that a forward or joint graph, or PyTorch behind it, writes to."""
+    results = graph.output_node().meta.get("desc", ())
     inputs = {x.mutated_input for x in results if isinstance(x, InputMutationAOTOutput)}
-    placeholders = forward.find_nodes(op="placeholder")
+    placeholders = graph.find_nodes(op="placeholder")
     written = {node for node in placeholders if node.meta.get("desc") in inputs}
-    copies = (node for node in forward.nodes if packet(node.target) is aten.copy_)
+    copies = (node for node in graph.nodes if packet(node.target) is aten.copy_)
     return written | {node.all_input_nodes[0] for node in copies}
-
-
-def saved_and_written(forward: Graph, backward: Graph) -> set[str]:
-    """Return the names of values that the backward pass reads in the memory of inputs to which the
-    forward pass, or PyTorch behind it, writes: what follows from them is of the new numbers."""
-    read = {node.name for node in backward.find_nodes(op="placeholder") if node.users}
-    memory = {_storage(node) for node in _written(forward)}
-    values = (node for node in forward.nodes if node.name in read and is_tensor(node))
-    return {node.name for node in values if _storage(node) in memory}
 
 
 def numel_of(value: Tensor) -> int:
