@@ -206,12 +206,14 @@ class Planner:
 def save_what_reads_written_inputs(joint: Graph) -> None:
     """Forbid PyTorch's partitioners to compute again in the backward pass what is computed from
     inputs that the forward pass writes to: it would read the new numbers."""
-    memory = {_storage(node) for node in _written(joint)}
-    for node in joint.nodes:
-        if node.op != "call_function" or (is_tensor(node) and _storage(node) in memory):
-            continue  # a view, or a write
-        if any(is_tensor(read) and _storage(read) in memory for read in node.all_input_nodes):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    waiting = [*_written(joint)]  # inputs, and views of them
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if is_tensor(user) and _storage(user) == _storage(node):
+                waiting.append(user)
+            elif user.op == "call_function":
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _written(graph: Graph) -> set[Node]:
