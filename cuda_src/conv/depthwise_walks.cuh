@@ -99,7 +99,7 @@ struct Way {
     static constexpr int TAPS = TAPS_, V = LAST ? WALK_CHANNELS : 1;
     static constexpr bool IS_NARROW = LAST && TAPS == WIDE_TAPS;
     static constexpr int ACROSS = IS_NARROW ? NARROW_STRIP : STRIP, AHEAD = IS_NARROW ? 1 : 2;
-    static constexpr bool SUMS_AHEAD = !IS_NARROW && sizeof(E) <= 4;
+    static constexpr bool SUMS_AHEAD = !IS_NARROW && sizeof(E) <= (LAST ? 2 : 4);
     // Positions before and after those that taps read: where channels are first, those of half as
     // many pads as taps begin with a pair.
     static constexpr int BESIDE = LAST ? 0 : TAPS / 2 % 2;
