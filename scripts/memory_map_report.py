@@ -211,7 +211,8 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
             linestyle="",
         )
         place = {"textcoords": "offset points", "fontsize": 7, "color": color}
-        axis.annotate(short(row["way"]), at, (4, 3), **place)
+        below = is_ours and len(axis.texts) % 2  # so that labels of neighbours lie apart
+        axis.annotate(short(row["way"]), at, (4, -9 if below else 3), **place)
     axis.plot(*zip(*sorted(budgets), strict=True), color=PYTORCH, linewidth=0.8, zorder=0)
     label = next(iter(rows.values()))["label"]
     axis.set(title=label, xlabel="time of a step, compiled = 1", ylabel=f"{memory} GB")
@@ -225,7 +226,8 @@ def _panel(axis: Any, rows: dict[str, Line], memory: str) -> None:
 def short(way: str) -> str:
     """Return a way's name without words that marker and colour express."""
     said = "eager|converted|checkpointed|compressed|codes|budget|policy"
-    return re.sub(rf"{said}|[{{}}\":]", "", way).strip(" ,")
+    text = re.sub(rf"{said}|[{{}}\":]", "", way).replace("0.3333", "1/3")
+    return re.sub(r",?\s+", " ", text).strip(" ,")
 
 
 def tables(abouts: Sequence[Line], panels: Panels) -> str:

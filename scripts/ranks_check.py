@@ -66,8 +66,8 @@ def steps_of(folder: Path, ranks: int, provider: str, launcher: str) -> dict[str
 
     steps = {}
     if provider == "cuda":
-        tests = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_tests", "-m", "multi_gpu"]
-        steps["tests"] = Step([*tests, str(ROOT / "tests")], 150)
+        tests = [sys.executable, "-m", "pytest", "-q", "-m", "multi_gpu"]
+        steps["tests"] = Step([*tests, str(ROOT / "tests" / "gpu")], 300)
         steps["calls"] = Step(measured("calls", 20), 60)
         steps["killed_calls"] = Step(measured("calls", 2000), 60, 1)
     steps |= {

@@ -123,14 +123,15 @@ template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
 // Writes the results of a batch, which was loaded from cursor `first` on, by the operator `op` and
-// the channel's coefs. Residuals, where they are added, are loaded SOME slots at a time.
+// the channel's coefs. Residuals, where they are added, are loaded SOME slots at a time: single
+// elements twice as many, as more are in flight then, and the compiler of CUDA 13.5 spills nothing.
 template <class Op, int W>
 __device__ void write_batch(const Op& op, const OpCoefficients<Op>& coefs,
                             const PieceBatch<Op, W>& batch, const Cursor<W>& first,
                             const Pieces& pieces) {
     using T = typename Op::T;
     using A = typename Op::A;
-    constexpr int SOME = Op::ADDS ? RESIDUAL_SLOTS : DEPTH<Op, W>;
+    constexpr int SOME = !Op::ADDS ? DEPTH<Op, W> : W == 1 ? 2 * RESIDUAL_SLOTS : RESIDUAL_SLOTS;
     static_assert(DEPTH<Op, W> % SOME == 0);
     Cursor<W> at = first.again();
 #pragma unroll

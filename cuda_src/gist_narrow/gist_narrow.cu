@@ -29,7 +29,8 @@ using vec::Vec;
 using slots::T;
 using Index = CTO_INDEX;
 
-constexpr int RESIDENT = 3;           // blocks on a multiprocessor: leaves 56 registers a thread
+// Blocks on a multiprocessor: 3 leave 56 registers a thread, which float64 spills with CUDA 13.5.
+constexpr int RESIDENT = sizeof(T) == 8 && ONE_RESIDENT == 1 ? 2 : 3;
 constexpr int WRITE = vec::WIDTH<T>;  // elements in a decoder's 16-byte store
 
 // ---- FP10: an encoder's 48 bytes become whole words, which three decoding threads share ---------

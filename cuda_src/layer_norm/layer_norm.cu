@@ -65,9 +65,10 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         threads);
 }
 // Launch bounds for full rows: with 4-byte types at least four resident blocks, as
-// vec::load_before_stores would else use too many registers.
+// vec::load_before_stores would else use too many registers; from 2 bytes to 4 the compiler of CUDA
+// 13.5 would else spill some.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define FULL_BOUNDS STAGED_THREADS, sizeof(T) == 4 && sizeof(V) == 4 ? 4 : 0
+#define FULL_BOUNDS STAGED_THREADS, sizeof(V) != 4 ? 0 : sizeof(T) == 2 ? ONE_RESIDENT : 4
 #else
 #define FULL_BOUNDS STAGED_THREADS
 #endif

@@ -332,6 +332,9 @@ def _run_bert(model: _Module, named: dict[str, Any], _: Tensor) -> tuple[Tensor,
     return model.cls.predictions.transform(hidden), outputs
 
 
+_CACHES = ("cache", "past_key_values")  # names of T5's cache, as transformers 5.24 and 5.17 call it
+
+
 def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tensor, Any]:
     """Run T5's encoder, unless its outputs are arguments, then its decoder; return (input of the
     head, results of both by name).
@@ -340,7 +343,8 @@ def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tens
     """
     encoded = named.pop("encoder_outputs", None)
     of_encoder = {name: named.pop(name, None) for name in ("input_ids", "inputs_embeds")}
-    mask, cache = named.pop("attention_mask", None), named.pop("cache", None)
+    mask = named.pop("attention_mask", None)
+    cache = {name: named.pop(name) for name in _CACHES if name in named}
     of_decoder = {
         name: named.pop(f"decoder_{name}", None)
         for name in ("input_ids", "attention_mask", "inputs_embeds")
@@ -352,7 +356,7 @@ def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tens
         of_decoder["input_ids"] = model._shift_right(labels)
     outputs = model.decoder(
         **of_decoder,
-        cache=cache,
+        **cache,
         encoder_hidden_states=encoded[0],
         encoder_attention_mask=mask,
         use_cache=use_cache,
@@ -365,7 +369,7 @@ def _run_t5(model: _Module, named: dict[str, Any], labels: Tensor) -> tuple[Tens
     if isinstance(encoded, dict):
         others = encoded
     return hidden, {
-        "cache": outputs.get("cache"),
+        **{name: outputs[name] for name in _CACHES if name in outputs},
         "decoder_hidden_states": outputs.get("hidden_states"),
         "decoder_attentions": outputs.get("attentions"),
         "cross_attentions": outputs.get("cross_attentions"),
@@ -404,7 +408,7 @@ _HEADED = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneratio
 _OF_T5 = frozenset(
     (
         *("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"),
-        *("encoder_outputs", "cache", "inputs_embeds", "decoder_inputs_embeds", "labels"),
+        *("encoder_outputs", *_CACHES, "inputs_embeds", "decoder_inputs_embeds", "labels"),
         *("use_cache", "kwargs"),
     )
 )

@@ -36,6 +36,7 @@ from .to_pytorch import (
 
 _CLASSES = (torch.int64, torch.int32)
 # PyTorch 2.13 is the first that has them.
+_MOST = torch.finfo(torch.float64).max
 _OPTIONS = getattr(torch.nn, "LinearCrossEntropyOptions", ())
 _WEIGHT = Unserved("weight", "a tensor that requires no gradient", "one that does")
 
@@ -372,9 +373,10 @@ def _terms(
             is_number = is_number and name == "label_smoothing" and not value.requires_grad
         if not is_number:
             refuse(function, name, "a number", shown(value))
-        if name != "label_smoothing" and not 0 <= value < math.inf:
+        is_float = not _MOST < value < math.inf  # an integer may be larger
+        if name != "label_smoothing" and not (0 <= value < math.inf and is_float):
             refuse(function, name, "a finite number of at least 0", shown(value))
-        if not value >= 0:  # PyTorch's functions compute the loss without it
+        if not (value >= 0 and is_float):  # PyTorch's functions ignore a negative smoothing
             refuse(function, name, "a number from 0 to 1", shown(value))
     return float(label_smoothing), float(lse_square_scale), float(cap)
 

@@ -335,6 +335,16 @@ def test_predictions_inside_of_derivatives_are_those_outside(leaf) -> None:
         ("ignore_index", None, "an integer"),
         ("label_smoothing", -0.1, "a number from 0 to 1"),
         ("label_smoothing", torch.nan, "a number from 0 to 1"),
+        pytest.param(
+            "label_smoothing", 10**400, "a number from 0 to 1", id="large label_smoothing"
+        ),
+        pytest.param(
+            "lse_square_scale",
+            10**400,
+            "a finite number of at least 0",
+            id="large lse_square_scale",
+        ),
+        pytest.param("softcap", 10**400, "a finite number of at least 0", id="large softcap"),
     ],
 )
 def test_arguments_that_no_loss_has(leaf, labels, is_dense, name, value, expected) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import inspect
 import io
 import pickle
 import types
@@ -600,8 +602,14 @@ def test_rotated_attention_by_a_deprecated_name(rotations) -> None:
     results = []
     for each in (layer, converted):
         cache = transformers.DynamicCache(config=layer.config)
+        names = inspect.signature(inspect.unwrap(type(layer).forward)).parameters
+        is_deprecated = "past_key_values" not in names  # transformers 5.17 has no other
         for _ in range(2):
-            with pytest.warns(FutureWarning, match="past_key_values"):
+            with (
+                pytest.warns(FutureWarning, match="past_key_values")
+                if is_deprecated
+                else contextlib.nullcontext()
+            ):
                 results.append(each(**given, past_key_values=cache)[0])
         assert cache.get_seq_length() == 10
     assert len(rotations) == 4
