@@ -50,6 +50,16 @@ WALKS_WANTED = 1024  # for each multiprocessor; images with fewer are divided in
 BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end
 
 
+# Kernel to its twin for WIDE_TAPS x WIDE_TAPS taps, in place of TAPS x TAPS.
+WIDE = {
+    "conv__depthwise_planes": "conv__depthwise_planes_wide",
+    "conv__depthwise_planes_weight": "conv__depthwise_planes_weight_wide",
+    "conv__depthwise_walks": "conv__depthwise_walks_wide",
+    "conv__depthwise_walks_weight": "conv__depthwise_walks_weight_wide",
+    "conv__depthwise_weight": "conv__depthwise_weight_wide",
+}
+
+
 def is_depthwise(conv: Convolution) -> bool:
     """Return True if depthwise kernels compute it: one channel and at most 4 filters a group."""
     is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
@@ -124,7 +134,7 @@ def _walked_taps(conv: Convolution, dtype: Dtype) -> int:
 
 def _of_taps(symbol: str, taps: int) -> str:
     """Return the name of the kernel `symbol` for so many taps along each axis."""
-    return symbol + "_wide" if taps == WIDE_TAPS else symbol
+    return WIDE[symbol] if taps == WIDE_TAPS else symbol
 
 
 def _walks(
