@@ -46,7 +46,12 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("conv__image", "100"): (168, "the compiler spills 32 bytes where it has 128"),
     **{
         (kernel, "120"): (255, "the compiler spills where it has 128")
-        for kernel in ("conv__depthwise_lines", "conv__depthwise_walks_weight")
+        for kernel in (
+            "conv__depthwise_lines",
+            "conv__depthwise_lines_weight",
+            "conv__depthwise_walks_weight",
+            "conv__depthwise_walks_weight_wide",
+        )
     },
     **{
         (kernel, architecture): (255, "each warp has 64 x 64 sums, or as many in other places")

@@ -106,7 +106,7 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// conv__depthwise_lines and conv__depthwise_walks_weight spill on 12.0 with 128 registers.
+// conv__depthwise_lines..., conv__depthwise_walks_weight... spill on 12.0 with 128 registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
 constexpr int WALK_BLOCKS = 1;
 #else
@@ -315,6 +315,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+// written = bias + depthwise convolution of `read` with w (filter, tap), or with is_gradient its
+// gradient for X, for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n,
+// channel, position). A thread walks down `rows` rows, STRIP columns wide, and reads each row once
+// for all taps.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_planes(const T* read, const T* w, const T* bias, T* written, i32 rows,
+                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES) {
+        conv::depthwise_walks::walk_planes<TAPS>(read, w, bias, written, rows, is_gradient, layout);
+    }
+}
+
+// written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
+// as conv__depthwise_planes, for WIDE_TAPS x WIDE_TAPS taps.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_planes_wide(const T* read, const T* w, const T* bias, T* written, i32 rows,
+                                bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES && sizeof(T) <= 4) {
+        conv::depthwise_walks::walk_planes<WIDE_TAPS>(read, w, bias, written, rows, is_gradient,
+                                                      layout);
+    }
+}
+
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
+// of y; either may be null. Arrays are (n, channel, position). For TAPS x TAPS taps, stride and
+// dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is of_part such walks of a
+// filter, a block's work.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_planes_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
+                                  const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES) {
+        conv::depthwise_walks::sum_planes_of_walks<TAPS>(x, y, sums, y_sums, of_part, rows, layout);
+    }
+}
+
+// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
+// of y, as conv__depthwise_planes_weight, for WIDE_TAPS x WIDE_TAPS taps.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_planes_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
+                                       i32 rows, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (WITHOUT_TILES && sizeof(T) <= 4) {
+        conv::depthwise_walks::sum_planes_of_walks<WIDE_TAPS>(x, y, sums, y_sums, of_part, rows,
+                                                              layout);
+    }
+}
+
 // written = bias + depthwise convolution of `read` with w (channel, tap), or with is_gradient its
 // gradient for X, where `read` is dY; bias may be null. Arrays are (n, position, channel). A block
 // has LINE_VECTORS vectors of channels and `of_block` strips (STRIP neighbouring positions), a
@@ -330,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
 // sums[part][channel][tap] = sum of y[position] * x[where the tap reads] over `of_part`
 // neighbouring strips of Y, for the gradient of a depthwise W; y_sums[part][channel] = sum of y.
 // Either may be null. Arrays are (n, position, channel).
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {
@@ -340,15 +386,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
 // for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n, position, channel).
-// A block has `of_block` walks: a thread walks down `rows` rows of an image, STRIP columns wide,
-// and reads each row once for all taps.
+// A block has `of_block` walks: a thread walks down `rows` rows of an image, a strip wide, and reads
+// each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
                           const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (HAS_DEPTHWISE_LINES) {
-        conv::depthwise_walks::walk_lines(read, w, bias, written, of_block, rows, is_gradient,
-                                          layout);
+        conv::depthwise_walks::walk_lines<TAPS>(read, w, bias, written, of_block, rows, is_gradient,
+                                                layout);
+    }
+}
+
+// written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
+// as conv__depthwise_walks, for WIDE_TAPS x WIDE_TAPS taps.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_walks_wide(const T* read, const T* w, const T* bias, T* written, i64 of_block,
+                               i32 rows, bool is_gradient,
+                               const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::walk_lines<WIDE_TAPS>(read, w, bias, written, of_block, rows,
+                                                     is_gradient, layout);
     }
 }
 
@@ -359,7 +417,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {
-        conv::depthwise_walks::sum_walks(x, y, sums, y_sums, of_part, rows, layout);
+        conv::depthwise_walks::sum_lines_of_walks<TAPS>(x, y, sums, y_sums, of_part, rows, layout);
+    }
+}
+
+// sums[part][channel][tap] = sum of y[position] * x[where the tap reads], y_sums[part][channel] =
+// sum of y, as conv__depthwise_walks_weight, for WIDE_TAPS x WIDE_TAPS taps.
+extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
+    conv__depthwise_walks_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
+                                      i32 rows, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (SUMS_DEPTHWISE_LINES) {
+        conv::depthwise_walks::sum_lines_of_walks<WIDE_TAPS>(x, y, sums, y_sums, of_part, rows,
+                                                             layout);
     }
 }
 

@@ -30,11 +30,15 @@ MODES = (0, 1, 3)  # products of TF32 for each of float32
 EMPTY = 6  # registers, at most, of a kernel that is compiled without a body
 WITHOUT_TILES = {"transpose", "channel_sums", "line_sums", "total"}
 WITHOUT_TILES |= {"depthwise", "depthwise_gradient", "depthwise_weight"}
+WITHOUT_TILES |= {"depthwise_planes", "depthwise_planes_weight"}
 PRODUCTS = {"image", "image_lines", "weight", "weight_lines", "weight_y_lines", "staged"}
 PRODUCTS |= {"image_few", "weight_few"}
 
-DEPTHWISE = {"depthwise_lines", "depthwise_walks"}
-DEPTHWISE_SUMS = {"depthwise_lines_weight", "depthwise_walks_weight"}
+DEPTHWISE = {"depthwise_lines", "depthwise_walks", "depthwise_walks_wide"}
+DEPTHWISE_SUMS = {f"depthwise_{name}" for name in ("lines_weight", "walks_weight")}
+DEPTHWISE_SUMS |= {"depthwise_walks_weight_wide"}
+# Not of doubles.
+WIDE = {"depthwise_weight_wide", "depthwise_planes_wide", "depthwise_planes_weight_wide"}
 
 
 def layer(
@@ -116,7 +120,7 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
         found |= {"total", *direct, *lines} if of["TF32"] == "1" else few
     if is_float and is_wide:
         found |= DEPTHWISE_SUMS
-    wide = {"depthwise_weight_wide"} if of["T"] != "double" else set()
+    wide = WIDE if of["T"] != "double" else set()
     return found | (WITHOUT_TILES | wide if is_small else set())
 
 

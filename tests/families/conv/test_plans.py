@@ -13,7 +13,7 @@ import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATS
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv import plan_model
 from cupy_training_ops.families.conv.extents import Convolution
@@ -182,26 +182,54 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
     found = plans(layer(512, 512, 28, 3, 1, group=512), FLOAT16)
     symbols = {key: [step.symbol for step in launches(plan)] for key, plan in found.items()}
     assert symbols == {
-        "Y": ["conv__depthwise"],
-        "X": ["conv__depthwise_gradient"],
-        "W": ["conv__depthwise_weight", "conv__total"],
+        "Y": ["conv__depthwise_planes"],
+        "X": ["conv__depthwise_planes"],
+        "W": ["conv__depthwise_planes_weight", "conv__total"],
         "b": ["conv__channel_sums", "conv__total"],
     }
-    for filters, is_depthwise in ((4, True), (5, False)):
+    for filters, symbol in ((4, "conv__depthwise_gradient"), (5, "conv__image")):
         found = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
-        assert (launches(found["X"])[0].symbol == "conv__depthwise_gradient") is is_depthwise
+        assert launches(found["X"])[-1].symbol == symbol
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "extent", "aligned", "expected"),
-    [(3, 1, 28, True, True), (5, 1, 28, True, False), (3, 2, 28, True, False),
-     (3, 1, 27, True, False), (3, 1, 28, False, False)],
-)  # fmt: skip
-def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
-    c = layer(8, 8, extent, kernel, stride, group=8)
-    x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
-    (step,) = launches(conv.plan_wanted(H200, c, Wanted(x, x, w, y)))
-    assert step.args[-1]["in_vectors"] == expected
+    ("change", "dtype", "expected"),
+    [
+        ({}, FLOAT16, "_planes"),
+        ({}, FLOAT64, "_planes"),
+        ({"kernel": (5, 5)}, FLOAT32, "_planes_wide"),
+        ({"kernel": (5, 5)}, FLOAT64, ""),
+        ({"kernel": (3, 5)}, FLOAT16, ""),
+        ({"kernel": (7, 7)}, FLOAT16, ""),
+        ({"strides": (1, 2)}, FLOAT16, ""),
+        ({"dilations": (2, 1)}, FLOAT16, ""),
+        ({"filters": 16}, FLOAT16, "_planes"),
+    ],
+    ids=str,
+)
+def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, expected) -> None:
+    """Not where the gradient for X sums several filters of a group."""
+    c = replace(layer(8, 8, 28, 3, 1, group=8), **change)
+    found = plans(c, dtype)
+    of_x = "" if c.filters > c.channels else expected
+    of_x = of_x or "_gradient"
+    assert launches(found["Y"])[0].symbol == f"conv__depthwise{expected}"
+    assert launches(found["X"])[0].symbol == f"conv__depthwise{of_x}"
+    of_w = expected.replace("_planes", "_planes_weight") or "_weight"
+    assert launches(found["W"])[0].symbol.removesuffix(
+        "_wide"
+    ) == f"conv__depthwise{of_w}".removesuffix("_wide")
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(64, 28), (32, 14), (1, 4)])
+def test_few_images_are_divided_into_bands(batch, rows) -> None:
+    """So that all multiprocessors have threads."""
+    c = replace(layer(512, 512, 28, 3, 1, group=512), batch=batch)
+    found = plans(c, FLOAT16)
+    for key in "YXW":
+        step = launches(found[key])[0]
+        assert step.args[-2 if key == "W" else -3] == rows
+        assert int(step.args[-1]["lines"]["value"]) == 28 // rows
 
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
