@@ -50,7 +50,6 @@ EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
             "conv__depthwise_lines",
             "conv__depthwise_lines_weight",
             "conv__depthwise_walks_weight",
-            "conv__depthwise_walks_weight_wide",
         )
     },
     **{

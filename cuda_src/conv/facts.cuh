@@ -4,6 +4,10 @@
 #pragma once
 #include "core/facts.cuh"
 
+#ifndef CTO_TAPS_AT_ONCE
+#define CTO_TAPS_AT_ONCE 3
+#endif
+
 namespace cto::facts::conv {
 
 // Spatial axes that kernels have; missing ones have an extent of 1, in front
@@ -33,6 +37,8 @@ constexpr int TAPS = 3;
 // Taps along each of these axes that a block sums for larger kernels, if stride and dilation along
 // the last axis are 1 and elements have at most 4 bytes.
 constexpr int WIDE_TAPS = 5;
+// TAPS; or WIDE_TAPS, in compilations with depthwise kernels for larger kernels alone.
+constexpr int TAPS_AT_ONCE = CTO_TAPS_AT_ONCE;
 // Vectors of channels that a block has, if channels are last
 constexpr int LINE_VECTORS = 32;
 // Most taps of a kernel whose weights such a block has in shared memory

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, flag, i32, i64, u32
+from ...declare.facts import Slot, Struct, flag, i32, i64, u32
 from ...facts import Divisor
 
 AXES = 3  # spatial axes that kernels have; missing ones have an extent of 1, in front
@@ -24,6 +24,8 @@ TAPS = 3  # taps along each of the last two axes that a block sums for the gradi
 # Taps along each of these axes that a block sums for larger kernels, if stride and dilation along
 # the last axis are 1 and elements have at most 4 bytes.
 WIDE_TAPS = 5
+# TAPS; or WIDE_TAPS, in compilations with depthwise kernels for larger kernels alone.
+TAPS_AT_ONCE = Slot(TAPS)
 LINE_VECTORS = 32  # vectors of channels that a block has, if channels are last
 LINE_TAPS = 32  # most taps of a kernel whose weights such a block has in shared memory
 # Neighbouring channels, if channels are last, of a thread that sums W's gradient over strips.

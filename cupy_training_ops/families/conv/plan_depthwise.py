@@ -9,7 +9,6 @@ or 5 x 5 taps, stride and dilation 1, depthwise_walks.cuh.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -50,16 +49,6 @@ WALKS_WANTED = 1024  # for each multiprocessor; images with fewer are divided in
 BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end
 
 
-# Kernel to its twin for WIDE_TAPS x WIDE_TAPS taps, in place of TAPS x TAPS.
-WIDE = {
-    "conv__depthwise_planes": "conv__depthwise_planes_wide",
-    "conv__depthwise_planes_weight": "conv__depthwise_planes_weight_wide",
-    "conv__depthwise_walks": "conv__depthwise_walks_wide",
-    "conv__depthwise_walks_weight": "conv__depthwise_walks_weight_wide",
-    "conv__depthwise_weight": "conv__depthwise_weight_wide",
-}
-
-
 def is_depthwise(conv: Convolution) -> bool:
     """Return True if depthwise kernels compute it: one channel and at most 4 filters a group."""
     is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
@@ -91,32 +80,27 @@ def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     read, written, is_gradient = wanted.source, wanted.target, wanted.is_gradient
     arrays = (read, wanted.w, wanted.bias, written)
     extents = conv.image if is_gradient else conv.output
-    taps = _walked_taps(conv, read.dtype)
+    walked = _walked_taps(conv, read.dtype)
     if is_gradient and conv.group_filters > 1:
-        taps = 0  # several channels are read for one
+        walked = 0  # several channels are read for one
     strips, how = _strips(extents), tuple[int, ...]()
-    if taps:
-        strips, how = _walks(device, conv, extents, taps, last=read.channels_last)
+    if walked:
+        strips, how = _walks(device, conv, extents, walked, last=read.channels_last)
     layout = _layout(conv, strips)
     if not read.channels_last:
         blocks = ceil_div(math.prod(written.shape[:2]) * math.prod(strips), THREADS)
-        symbol = "conv__depthwise_gradient" if is_gradient else "conv__depthwise"
-        args: tuple[Any, ...] = (*arrays, layout)
-        if taps:
-            symbol, args = (
-                _of_taps("conv__depthwise_planes", taps),
-                (*arrays, *how, is_gradient, layout),
-            )
-        slots = small_variant(read.dtype).slots
+        symbol = "conv__depthwise_planes" if walked else "conv__depthwise"
+        args = (*arrays, *how, is_gradient, layout)
+        slots = small_variant(read.dtype, walked or TAPS).slots
         return Plan((Launch(symbol, Config((blocks,), (THREADS,)), args, slots),))
     symbol, width = "conv__depthwise_lines", VEC_NBYTES // read.dtype.itemsize
-    if taps:
-        symbol, width = _of_taps("conv__depthwise_walks", taps), WALK_CHANNELS
+    if walked:
+        symbol, width = "conv__depthwise_walks", WALK_CHANNELS
     tiles, at_once = _line_tiles(conv, width)
     parts, of_block = _parts(device, conv, strips, tiles, at_once)
     config = Config((parts * tiles,), (THREADS,))
     args = (*arrays, of_block, *how, is_gradient, layout)
-    slots = lines_variant(read.dtype, sums=False).slots
+    slots = lines_variant(read.dtype, walked or TAPS, sums=False).slots
     return Plan((Launch(symbol, config, args, slots),))
 
 
@@ -130,11 +114,6 @@ def _walked_taps(conv: Convolution, dtype: Dtype) -> int:
     taps = conv.kernel[2]
     is_known = taps == TAPS or (taps == WIDE_TAPS and dtype.itemsize <= 4)
     return taps if is_plane and is_dense and is_known and conv.kernel == (1, taps, taps) else 0
-
-
-def _of_taps(symbol: str, taps: int) -> str:
-    """Return the name of the kernel `symbol` for so many taps along each axis."""
-    return WIDE[symbol] if taps == WIDE_TAPS else symbol
 
 
 def _walks(
@@ -165,21 +144,21 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
         strips, how = _walks(device, conv, conv.output, taps, last=y.channels_last)
     blocks = math.prod(ceil_div(k, taps) for k in conv.kernel[1:]) * conv.kernel[0]
     if y.channels_last:
-        slots, width = lines_variant(y.dtype, sums=True).slots, LINE_SUMS
-        symbol = "conv__depthwise_lines_weight"
+        slots = lines_variant(y.dtype, taps, sums=True).slots
+        symbol, width = "conv__depthwise_lines_weight", LINE_SUMS
         if walked:
-            symbol, width = _of_taps("conv__depthwise_walks_weight", taps), WALK_CHANNELS
+            symbol, width = "conv__depthwise_walks_weight", WALK_CHANNELS
         tiles, at_once = _line_tiles(conv, width)
         blocks *= tiles
         parts, n_strips = _parts(device, conv, strips, blocks, at_once)
         of_part: tuple[int, ...] = (n_strips, *how)
     else:
-        slots, symbol = small_variant(y.dtype).slots, _of_taps("conv__depthwise_weight", taps)
+        slots, symbol = small_variant(y.dtype, taps).slots, "conv__depthwise_weight"
         blocks *= conv.filters
         parts = min(ceil_div(BLOCKS_WANTED * device.multiprocessors, blocks), conv.batch)
         of_part = (parts,)
         if walked:
-            symbol = _of_taps("conv__depthwise_planes_weight", taps)
+            symbol = "conv__depthwise_planes_weight"
             parts, n_strips = _parts(device, conv, strips, blocks, THREADS)
             of_part = (n_strips, *how)
     parts = parts if math.prod(conv.output) else 0

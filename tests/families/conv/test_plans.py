@@ -187,38 +187,36 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
         "W": ["conv__depthwise_planes_weight", "conv__total"],
         "b": ["conv__channel_sums", "conv__total"],
     }
-    for filters, symbol in ((4, "conv__depthwise_gradient"), (5, "conv__image")):
+    for filters, symbol in ((4, "conv__depthwise"), (5, "conv__image")):
         found = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
         assert launches(found["X"])[-1].symbol == symbol
 
 
 @pytest.mark.parametrize(
-    ("change", "dtype", "expected"),
+    ("change", "dtype", "kernel", "taps"),
     [
-        ({}, FLOAT16, "_planes"),
-        ({}, FLOAT64, "_planes"),
-        ({"kernel": (5, 5)}, FLOAT32, "_planes_wide"),
-        ({"kernel": (5, 5)}, FLOAT64, ""),
-        ({"kernel": (3, 5)}, FLOAT16, ""),
-        ({"kernel": (7, 7)}, FLOAT16, ""),
-        ({"strides": (1, 2)}, FLOAT16, ""),
-        ({"dilations": (2, 1)}, FLOAT16, ""),
-        ({"filters": 16}, FLOAT16, "_planes"),
+        ({}, FLOAT16, "depthwise_planes", 3),
+        ({}, FLOAT64, "depthwise_planes", 3),
+        ({"kernel": (5, 5)}, FLOAT32, "depthwise_planes", 5),
+        ({"kernel": (5, 5)}, FLOAT64, "depthwise", 3),
+        ({"kernel": (3, 5)}, FLOAT16, "depthwise", 5),
+        ({"kernel": (7, 7)}, FLOAT16, "depthwise", 5),
+        ({"strides": (1, 2)}, FLOAT16, "depthwise", 3),
+        ({"dilations": (2, 1)}, FLOAT16, "depthwise", 3),
+        ({"filters": 16}, FLOAT16, "depthwise_planes", 3),
     ],
     ids=str,
 )
-def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, expected) -> None:
-    """Not where the gradient for X sums several filters of a group."""
+def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, kernel, taps) -> None:
+    """Not where the gradient for X sums several filters of a group. A block sums `taps` taps of W's
+    gradient along each axis."""
     c = replace(layer(8, 8, 28, 3, 1, group=8), **change)
-    found = plans(c, dtype)
-    of_x = "" if c.filters > c.channels else expected
-    of_x = of_x or "_gradient"
-    assert launches(found["Y"])[0].symbol == f"conv__depthwise{expected}"
-    assert launches(found["X"])[0].symbol == f"conv__depthwise{of_x}"
-    of_w = expected.replace("_planes", "_planes_weight") or "_weight"
-    assert launches(found["W"])[0].symbol.removesuffix(
-        "_wide"
-    ) == f"conv__depthwise{of_w}".removesuffix("_wide")
+    steps = {key: launches(plan)[0] for key, plan in plans(c, dtype).items()}
+    of_x = "depthwise" if c.filters > c.channels else kernel
+    symbols = [steps[key].symbol.removeprefix("conv__") for key in "YXW"]
+    assert symbols == [kernel, of_x, f"{kernel}_weight"]
+    at_once = [int(steps[key].slots["TAPS_AT_ONCE"]) for key in "YXW"]
+    assert at_once == [taps if kernel.endswith("planes") else 3] * 2 + [taps]
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(64, 28), (32, 14), (1, 4)])
