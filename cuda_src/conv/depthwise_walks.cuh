@@ -206,8 +206,9 @@ struct Filter {
     }
 };
 
-// written = filter of `read` over the walk; both at the thread's channels of the image. The thread reads each row once: sums[0] is of the written row for
-// which the row just read is the last, sums[1] ... of those after it.
+// written = filter of `read` over the walk; both at the thread's channels of the image. The thread
+// reads each row once: sums[0] is of the written row for which the row just read is the last,
+// sums[1] ... of those after it.
 template <class W, class E>
 __device__ __forceinline__ void write_walk(const E* read, E* written, const Filter<W>& filter,
                                            const Walk<W::ACROSS>& walk, const Plane& from,
@@ -222,10 +223,11 @@ __device__ __forceinline__ void write_walk(const E* read, E* written, const Filt
     // Rows above and below the image add nothing.
     i32 row = min(max(walk.row - filter.down, 0), first_complete);
     Reader<typename W::Window, E> reader(read, row, walk.column - filter.across - W::BESIDE, from);
+    // Rows above the image are read too, as zeros, where pads are more than the taps need.
+    const auto is_read = [&](i32 at) { return at >= 0 && at < end_of_read; };
     typename W::Window ahead[W::AHEAD];
 #pragma unroll
-    for (int i = 0; i < W::AHEAD; ++i)
-        reader.load(ahead[i], from, row + i >= 0 && row + i < end_of_read);
+    for (int i = 0; i < W::AHEAD; ++i) reader.load(ahead[i], from, is_read(row + i));
     A sums[TAPS][ACROSS][V];
 #pragma unroll
     for (int i = 0; i < TAPS; ++i)
@@ -246,7 +248,7 @@ __device__ __forceinline__ void write_walk(const E* read, E* written, const Filt
         for (int step = 0; step < W::AHEAD; ++step) {
             A window[W::WINDOW][V];
             ahead[step].widen(window);
-            reader.load(ahead[step], from, row + W::AHEAD < end_of_read);
+            reader.load(ahead[step], from, is_read(row + W::AHEAD));
 #pragma unroll
             for (int i = 0; i < TAPS; ++i)
 #pragma unroll
@@ -271,8 +273,9 @@ __device__ __forceinline__ void write_walk(const E* read, E* written, const Filt
     }
 }
 
-// of_taps[i][j][c] += y[position][c] * x[position + tap][c] over the walk, unless x is null; of_y[c] += y. x and y are at the thread's channels of the
-// image. A row of X is read once; `slopes` has the TAPS rows of Y that it is multiplied with.
+// of_taps[i][j][c] += y[position][c] * x[position + tap][c] over the walk, unless x is null;
+// of_y[c] += y. x and y are at the thread's channels of the image. A row of X is read once;
+// `slopes` has the TAPS rows of Y that it is multiplied with.
 template <class W, class E>
 __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk<W::ACROSS>& walk,
                                          const DepthwiseLayout& layout, const Plane& of_x,

@@ -218,7 +218,7 @@ def test_patches_that_meet_nowhere_are_written_where_they_lie(anywhere, rng) -> 
 # ---- groups of one channel whose rows are read once for all taps ---------------------------------
 
 # X, filters, the kernel's extent, pads: sums of several parts, odd lines, two filters of a group,
-# outputs that read pads alone, pads of all parities.
+# outputs that read pads alone, pads of all parities, rows that begin far above the image.
 WALKED = (
     ((2, 2, 64, 40), 2, 3, (1, 1, 1, 1)),
     ((1, 3, 9, 13), 3, 5, (2, 2, 2, 2)),
@@ -226,6 +226,8 @@ WALKED = (
     ((1, 2, 5, 14), 2, 5, (6, 7, 6, 6)),
     ((2, 2, 11, 6), 2, 5, (1, 0, 4, 3)),
     ((1, 4, 4, 10), 4, 3, (4, 0, 3, 2)),
+    ((2, 3, 5, 3), 3, 3, (9, 8, 7, 6)),
+    ((1, 2, 2, 1), 2, 5, (11, 8, 9, 10)),
 )
 
 
