@@ -17,7 +17,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv import plan_model
 from cupy_training_ops.families.conv.extents import Convolution
-from cupy_training_ops.families.conv.facts import AXES
+from cupy_training_ops.families.conv.facts import AXES, WeightLayout
 from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
@@ -241,6 +241,19 @@ def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
     for capability, is_there in (((7, 5), "0"), ((8, 0), "1")):
         found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=1)
         assert launches(found["X"])[0].slots["TF32"] == is_there
+
+
+@pytest.mark.parametrize(("dtype", "tf32"), [(FLOAT16, 0), (FLOAT32, 0), (FLOAT32, 1)], ids=str)
+@pytest.mark.parametrize("name", ["l1 3x3", "l3 3x3", "l3 1x1", "l4 3x3"])
+def test_longer_sums_come_first(name, dtype, tf32) -> None:
+    """Of dX over taps and channels, of dW over positions."""
+    c = layer(*LAYERS[name])
+    x, w, y = (Spec(shape, dtype) for shape in (c.x_shape, c.w_shape, c.y_shape))
+    plan = conv.plan_wanted(H200, c, Wanted(x, y, w, x, is_gradient=True, dw=w), tf32=tf32)
+    (args,) = (step.args for step in launches(plan) if step.symbol == "conv__staged")
+    of_weights = next(a for a in args if getattr(a, "dtype", None) == WeightLayout.of().dtype)
+    terms = math.prod(c.kernel) * c.filters
+    assert (args[5] > 0) is (terms > int(of_weights["positions_of_part"]))
 
 
 @pytest.mark.parametrize("name", LAYERS)
