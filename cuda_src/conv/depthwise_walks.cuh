@@ -311,16 +311,12 @@ __device__ __forceinline__ void add_walk(const E* x, const E* y, const Walk<W::A
                 for (int c = 0; c < V; ++c) sums.of_y[c] += slopes[step][p][c];
             if (x && is_in_x(row)) {
                 // A product with a position that Y does not have might be NaN.
-                bool has_row[TAPS];
-#pragma unroll
-                for (int i = 0; i < TAPS; ++i)
-                    has_row[i] = static_cast<u32>(row - i) < static_cast<u32>(rows);
 #pragma unroll
                 for (int p = 0; p < ACROSS; ++p) {
                     if (p >= columns) break;
 #pragma unroll
                     for (int i = 0; i < TAPS; ++i)
-                        if (has_row[i])
+                        if (static_cast<u32>(row - i) < static_cast<u32>(rows))
                             add_position(sums.of_taps[i], slopes[(step - i + TAPS) % TAPS][p],
                                          window + W::BESIDE + p);
                 }
