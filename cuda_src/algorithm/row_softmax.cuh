@@ -45,16 +45,22 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    // Adds a batch of the thread's elements x: each(see) calls see(x) for each, largest(least)
-    // returns max(least, all x). A larger maximum than before scales the earlier sum by e^(before -
-    // now).
-    template <class Each, class Renew, class Largest>
-    __device__ __forceinline__ void include(const Each& each, const Renew&,
-                                            const Largest& largest) {
+    // Moves to the maximum of a batch, too: a larger one than before scales the sum by e^(before -
+    // now). largest(least) returns max(least, all elements of the batch). Returns `now`, which is
+    // subtracted from them.
+    template <class Largest>
+    __device__ __forceinline__ A move(const Largest& largest) {
         const A before = max;
         max = largest(max);
         const A now = reference(max);
         if (now != before) sum *= math::exp::exponential(before - now);
+        return now;
+    }
+    // Adds a batch of the thread's elements x: each(see) calls see(x) for each.
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&,
+                                            const Largest& largest) {
+        const A now = move(largest);
         each([&](A x) { sum += math::exp::exponential(x - now); });
     }
     // Sets max and sum to those of the line, in each of its threads; threads: a RowThreads or

@@ -16,9 +16,9 @@
 // how both are read. output, losses: each line's loss, weighted; or unweighted, in type A. scale:
 // the gradient of the loss. divisor, n: losses and gradients are divided by the WeightSum at
 // divisor, or by n where it is null. smoothing: of labels, 0 to 1. square: the penalty of a line is
-// square q^2, q = log(sum of exp). cap: of scores, 0 for none. square_output, squares: each line's
-// penalty, weighted; or unweighted, in type A. classes: each line's class that scores most. Arrays
-// that are null are not written.
+// square q^2, q = log(sum of exp). cap: of scores, 0 for none; kernels without a cap ignore it.
+// square_output, squares: each line's penalty, weighted; or unweighted, in type A. classes: each
+// line's class that scores most. Arrays that are null are not written.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -65,6 +65,12 @@ constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESI
                                     : NBYTES;
 // Elements of a vector of scores and targets whose wider type has 16 bytes.
 constexpr int SHARE_WIDTH = 16 / (sizeof(T) > sizeof(TTARGET) ? sizeof(T) : sizeof(TTARGET));
+// Such vectors of each of both that a thread has in registers at a time; and vectors of scores, in
+// kernels of losses with terms but labels.
+constexpr int SHARE_DEPTH = (NBYTES < NBYTES_OF_SHARES ? NBYTES : NBYTES_OF_SHARES) / 16 / 2;
+constexpr int TERMS_DEPTH = (NBYTES < NBYTES_OF_TERMS ? NBYTES : NBYTES_OF_TERMS) / 16;
+// In double, exponentials take registers: kernels of losses with terms then have one resident block.
+constexpr bool WIDE = sizeof(A) == sizeof(double);
 // Elements of a line that a thread of a _columns kernel has in registers at a time.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 // Elements of a vector of scores and outputs whose wider type has 16 bytes.
@@ -77,39 +83,23 @@ constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
 using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
-using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
 using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
 using Plain = cross_entropy::loss_and_gradient::Plain<T, TOUT>;
-using Regularized = cross_entropy::regularized::Regularized<T, TOUT>;
-using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET>;
+template <class CAP>
+using Regularized = cross_entropy::regularized::Regularized<T, TOUT, CAP>;
+template <class CAP>
+using Shares = cross_entropy::shares::Shares<T, TOUT, TTARGET, CAP>;
 using Target = cross_entropy::labels::Target<A>;
+using cross_entropy::sum_grid;
+using cross_entropy::capped::Cap;
+using cross_entropy::capped::Uncapped;
+using cross_entropy::capped::with_cap;
+using cross_entropy::distributions::dense_gradient_line;
+using cross_entropy::distributions::dense_loss_line;
 using cross_entropy::labels::target_of;
 using cross_entropy::loss::loss_bundle;
 using cross_entropy::loss::loss_line;
-
-// ---- sums over rows -----------------------------------------------------------------------------
-
-// Adds own[i] over all threads of the grid, for i < N. Returns true in one thread, the first of the
-// block that finishes last, where own[i] is that sum; false in all others. partials: N * gridDim.x
-// numbers, sum i of block b at i * gridDim.x + b. ticket: counts blocks that have finished. In
-// double, as a sum may overflow where its mean does not.
-template <int N>
-__device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
-    static_assert(N <= N_SUMS);
-    __shared__ bool last;
-    __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        own[i] = reduce::sum_block(own[i], scratch);
-        if (threadIdx.x == 0) partials[i * gridDim.x + blockIdx.x] = own[i];
-    }
-    if (!reduce::arrives_last(ticket, gridDim.x, last)) return false;
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-        own[i] = reduce::sum_partials(partials + i * gridDim.x, gridDim.x, scratch);
-    return threadIdx.x == 0;
-}
 
 // ---- the lines ----------------------------------------------------------------------------------
 
@@ -160,21 +150,24 @@ __device__ __forceinline__ LossAndGradient call_of(const T* scores, const void* 
             static_cast<A>(as_double(scale)),
             {divisor, n}};
 }
-// A kernel's arguments for smoothing, penalty and cap as Regularized. length: classes.
-__device__ __forceinline__ Regularized terms_of(i64 length, double smoothing, double square,
-                                                double cap, TOUT* square_output, A* squares,
-                                                i64* classes) {
+// A kernel's arguments for smoothing and penalty as Regularized. length: classes. cap: a Cap, or
+// Uncapped.
+template <class CAP>
+__device__ __forceinline__ Regularized<CAP> terms_of(const CAP& cap, i64 length, double smoothing,
+                                                     double square, TOUT* square_output, A* squares,
+                                                     i64* classes) {
     return {length,
             static_cast<A>(smoothing),
             static_cast<A>(square),
-            {static_cast<A>(cap)},
+            cap,
             {{square_output, squares}, classes}};
 }
 // A kernel's arguments for a share of each class, with those in `call` and `terms`, as Shares.
 // targets and target_gradient are arrays of TTARGET, row_weights of A.
-__device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const Regularized& terms,
-                                            const void* targets, const void* row_weights,
-                                            void* target_gradient) {
+template <class CAP>
+__device__ __forceinline__ Shares<CAP> shares_of(const LossAndGradient& call,
+                                                 const Regularized<CAP>& terms, const void* targets,
+                                                 const void* row_weights, void* target_gradient) {
     return {call,
             terms.length,
             terms.smoothing,
@@ -184,43 +177,6 @@ __device__ __forceinline__ Shares shares_of(const LossAndGradient& call, const R
             static_cast<const TTARGET*>(targets),
             static_cast<const A*>(row_weights),
             static_cast<TTARGET*>(target_gradient)};
-}
-
-// ---- targets that are distributions -------------------------------------------------------------
-
-// Writes, of scores x and targets t (`target`) of a line, log_prob[i] = x[i] - max - log(sum of
-// exp(x - max)), where log_prob is not null, and the loss -(sum of t[i] log_prob[i]), over the t
-// that are not 0.
-template <int W, int DEPTH, class Threads>
-__device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
-                                                const T* scores, const T* target, TOUT* log_prob,
-                                                Losses losses) {
-    LineReader<T, W, DEPTH> in(line, scores, /*fill=*/from_acc<T>(negative_infinity<A>()));
-    LineReader<T, W, DEPTH> in_target(line, target, /*fill=*/from_acc<T>(A(0)));
-    DenseSum sums;
-    const auto batch = read(line, sums, in, in_target);
-    sums.join(threads);
-    if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
-    const A max = sums.of.max, last = logarithm(sums.of.sum);
-    const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob)
-        write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
-}
-
-// Writes a line of gradient[i] = (exp(log_prob[i]) - target[i]) * dy / divisor, where dy is
-// dy[line] or, without dy_of_rows, dy[0].
-template <int W, int DEPTH>
-__device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, const T* dy,
-                                                    bool dy_of_rows, const T* log_prob,
-                                                    const T* target, A divisor, TOUT* gradient) {
-    const T zero = from_acc<T>(A(0));
-    LineReader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
-    const auto batch = line.last_batch();
-    in.load(line, batch);
-    in_target.load(line, batch);
-    const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
-    const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
-    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, in_target);
 }
 
 }  // namespace cto
@@ -349,9 +305,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
               Plain{});
 }
 
-// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// The loss with smoothed labels and a penalty, without a cap, and its gradient; regularized.cuh has
 // the formulas. Rows are contiguous.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(UNCAPPED_THREADS, WIDE ? 1 : 2)
     cross_entropy__regularized_rows(const T* scores, const void* labels, const void* weights,
                                     const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                     Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -361,34 +317,48 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     __shared__ A of_warp[WARP];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
-              RowThreads<A>{threads, of_warp}, terms);
+    call.line(seated_row_of<vec::WIDTH<T>, TERMS_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp},
+              terms_of(Uncapped<A>{}, length, smoothing, square, square_output, squares, classes));
+}
+// The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
+// the formulas. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 2)
+    cross_entropy__capped_rows(const T* scores, const void* labels, const void* weights,
+                               const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                               Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                               const Acc<T>* divisor, double n, double smoothing, double square,
+                               double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
+                               i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    call.line(seated_row_of<vec::WIDTH<T>, TERMS_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp},
+              terms_of(Cap<A>::of(static_cast<A>(cap)), length, smoothing, square, square_output,
+                       squares, classes));
 }
 // The loss with smoothed labels, a penalty and capped scores, and its gradient; regularized.cuh has
 // the formulas. Scores are (n_outer, length, stride): a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
-    cross_entropy__regularized_columns(const T* scores, const void* labels, const void* weights,
-                                       const __grid_constant__ Rule rule, T* gradient, TOUT* output,
-                                       Acc<T>* losses, const __grid_constant__ Either<1> scale,
-                                       const Acc<T>* divisor, double n, double smoothing,
-                                       double square, double cap, TOUT* square_output,
-                                       Acc<T>* squares, i64* classes, i64 n_outer, i64 length,
-                                       i64 stride) {
-    __shared__ A of_thread[REGULARIZED_THREADS];
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, 1) cross_entropy__regularized_columns(
+    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
+    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
+    const Acc<T>* divisor, double n, double smoothing, double square, double cap,
+    TOUT* square_output, Acc<T>* squares, i64* classes, i64 n_outer, i64 length, i64 stride) {
+    __shared__ A of_thread[TERMS_THREADS];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread},
-              terms);
+    const auto line = column_of<TERMS_DEPTH>(n_outer, length, stride);
+    with_cap(static_cast<A>(cap), [&](const auto& capped) {
+        call.line(line, ColumnThreads<A>{of_thread},
+                  terms_of(capped, length, smoothing, square, square_output, squares, classes));
+    });
 }
 
-// The regularized loss and its gradients against a share of each class; see shares.cuh for the
+// The loss with a penalty, without a cap, and its gradients against a share of each class; see shares.cuh for the
 // formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
 // weight for each row, or null; target_gradient: of targets. Rows are contiguous.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 3)
     cross_entropy__shares_rows(const T* scores, const void* labels, const void* weights,
                                const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -399,18 +369,38 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
     __shared__ A of_warp[WARP];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(seated_row_of<SHARE_WIDTH, NBYTES_OF_SHARES / (SHARE_WIDTH * sizeof(T) * 2)>(
-                    n_rows, length, threads),
-                RowThreads<A>{threads, of_warp});
+    const auto terms =
+        terms_of(Uncapped<A>{}, length, smoothing, square, square_output, squares, classes);
+    shares_of(call, terms, targets, row_weights, target_gradient)
+        .line(seated_row_of<SHARE_WIDTH, SHARE_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
+}
+// The regularized loss and its gradients against a share of each class; see shares.cuh for the
+// formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
+// weight for each row, or null; target_gradient: of targets. Rows are contiguous.
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, WIDE ? 1 : 2)
+    cross_entropy__capped_shares_rows(const T* scores, const void* labels, const void* weights,
+                                      const __grid_constant__ Rule rule, T* gradient, TOUT* output,
+                                      Acc<T>* losses, const __grid_constant__ Either<1> scale,
+                                      const Acc<T>* divisor, double n, double smoothing,
+                                      double square, double cap, TOUT* square_output,
+                                      Acc<T>* squares, i64* classes, const void* targets,
+                                      const void* row_weights, void* target_gradient, i64 n_rows,
+                                      i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const LossAndGradient call =
+        call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
+    const auto terms = terms_of(Cap<A>::of(static_cast<A>(cap)), length, smoothing, square,
+                                square_output, squares, classes);
+    shares_of(call, terms, targets, row_weights, target_gradient)
+        .line(seated_row_of<SHARE_WIDTH, SHARE_DEPTH>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
 }
 // The regularized loss and its gradients against a share of each class; see shares.cuh for the
 // formulas. targets: the classes' probabilities, null for labels; row_weights: with targets, a
 // weight for each row, or null; target_gradient: of targets. Scores are (n_outer, length, stride):
 // a line's elements are `stride` apart.
-extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TERMS_THREADS, 1)
     cross_entropy__shares_columns(const T* scores, const void* labels, const void* weights,
                                   const __grid_constant__ Rule rule, T* gradient, TOUT* output,
                                   Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -418,14 +408,16 @@ extern "C" __global__ void __launch_bounds__(REGULARIZED_THREADS, 1)
                                   double cap, TOUT* square_output, Acc<T>* squares, i64* classes,
                                   const void* targets, const void* row_weights,
                                   void* target_gradient, i64 n_outer, i64 length, i64 stride) {
-    __shared__ A of_thread[REGULARIZED_THREADS];
+    __shared__ A of_thread[TERMS_THREADS];
     const LossAndGradient call =
         call_of(scores, labels, weights, rule, gradient, output, losses, scale, divisor, n);
-    const Regularized terms =
-        terms_of(length, smoothing, square, cap, square_output, squares, classes);
-    const Shares shares = shares_of(call, terms, targets, row_weights, target_gradient);
-    shares.line(column_of<NBYTES_OF_SHARES / 16 / 2>(n_outer, length, stride),
-                ColumnThreads<A>{of_thread});
+    const auto line = column_of<SHARE_DEPTH>(n_outer, length, stride);
+    with_cap(static_cast<A>(cap), [&](const auto& capped) {
+        const auto terms =
+            terms_of(capped, length, smoothing, square, square_output, squares, classes);
+        shares_of(call, terms, targets, row_weights, target_gradient)
+            .line(line, ColumnThreads<A>{of_thread});
+    });
 }
 
 // gradient[i] = (exp(log_prob[i]) - (i == label)) * dy * weight / divisor + bias[i]; a null bias is

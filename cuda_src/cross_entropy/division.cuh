@@ -1,9 +1,34 @@
 // SPDX-License-Identifier: MIT
-// Division of losses and gradients by a sum of weights, without overflow or underflow on the way.
+// Sums over rows, and division of losses and gradients by a sum of weights, without overflow or
+// underflow on the way.
 #pragma once
+#include "algorithm/reduce.cuh"
 #include "core/types.cuh"
+#include "cross_entropy/facts.cuh"
 
 namespace cto::cross_entropy {
+
+// Adds own[i] over all threads of the grid, for i < N. Returns true in one thread, the first of the
+// block that finishes last, where own[i] is that sum; false in all others. partials: N * gridDim.x
+// numbers, sum i of block b at i * gridDim.x + b. ticket: counts blocks that have finished. In
+// double, as a sum may overflow where its mean does not.
+template <int N>
+__device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials,
+                                         zeroed::Zeroed<u32>* ticket) {
+    static_assert(N <= facts::cross_entropy::N_SUMS);
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<double, facts::cross_entropy::SUM_THREADS> scratch;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        own[i] = reduce::sum_block(own[i], scratch);
+        if (threadIdx.x == 0) partials[i * gridDim.x + blockIdx.x] = own[i];
+    }
+    if (!reduce::arrives_last(ticket, gridDim.x, last)) return false;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        own[i] = reduce::sum_partials(partials + i * gridDim.x, gridDim.x, scratch);
+    return threadIdx.x == 0;
+}
 
 // A sum of weights, as value / unit: unit is 1, or 2^-64 where the sum would overflow a float A.
 template <class A>

@@ -15,13 +15,18 @@ constexpr int NBYTES = CTO_NBYTES;
 // Bytes of a row of log-probabilities in a thread's registers at a time, if a bias of a wider type
 // is beside them.
 constexpr int NBYTES_BESIDE_WIDER = 64;
+// Bytes of a row of scores in a thread's registers at a time, in losses with other terms than a
+// class's log_prob. Of more, some would be spilled.
+constexpr int NBYTES_OF_TERMS = 64;
 // Bytes of a row of scores and of target probabilities, together, in a thread's registers at a
-// time. More would be spilled, as addresses of weights take registers, too.
-constexpr int NBYTES_OF_SHARES = 32;
+// time; the weights of their classes are beside them.
+constexpr int NBYTES_OF_SHARES = 64;
 // Most classes with label smoothing: float32 counts no further exactly
 constexpr int MOST_SMOOTHED = 16777216;
-// Most threads of a block that caps scores, which takes registers
-constexpr int REGULARIZED_THREADS = 512;
+// Most threads of a block of these losses, which take registers
+constexpr int TERMS_THREADS = 256;
+// Most threads of a row of them without a cap, against labels
+constexpr int UNCAPPED_THREADS = 512;
 // Threads of a block that sums over rows
 constexpr int SUM_THREADS = 256;
 // Sums over rows of a launch, at most: of losses and of weights

@@ -10,27 +10,28 @@ namespace cto::cross_entropy::measures {
 
 using namespace row_softmax;
 
-// The first class with the largest score of a line (argmax), collected while the line's gradient is
-// written. `first`: the least such class that this thread has seen. NONE: no class; there are NONE
-// = 2^24 classes at most, numbers that a float accumulator represents.
-struct FirstClass {
-    static constexpr i32 NONE = facts::cross_entropy::MOST_SMOOTHED;
-    i32 first = NONE;
+// No class; there are NONE = 2^24 classes at most, numbers that a float accumulator represents.
+constexpr i32 NONE = facts::cross_entropy::MOST_SMOOTHED;
 
-    // Adds the element at `place`. A place without an element is class -1, or a class behind one
-    // that is as large.
-    template <int W>
-    __device__ __forceinline__ void see(const Place<W>& place, bool is_largest) {
-        const i32 at = static_cast<i32>(place.start) + place.i;
-        if (is_largest && at >= 0 && at < first) first = at;
+// The first class of the thread's part of a line whose capped score is `sought`, or NONE. Reads the
+// scores again, slot by slot up to that class: only threads that have one shall call it.
+template <class T, int W, int DEPTH, class CAP>
+__device__ __forceinline__ i32 first_class(const Line<W, DEPTH>& line, const T* scores,
+                                           const CAP& cap, Acc<T> sought) {
+    const auto is_sought = [&](T score) { return cap(to_acc(score)) == sought; };
+    const T* const slots = line.first_slot(scores);
+    const bool is_edge = W > 1 && line.edge >= 0 && is_sought(scores[line.start + line.edge]);
+    if (is_edge && line.edge < line.head) return static_cast<i32>(line.edge);
+#pragma unroll 1
+    for (auto slot = line.slot(0, 0); slot < line.n_slots; slot += line.threads) {
+        const auto loaded = *reinterpret_cast<const vec::Vec<T, W>*>(slots + slot * line.pitch);
+        i32 at = W;
+#pragma unroll
+        for (int i = W - 1; i >= 0; --i) at = is_sought(loaded.at[i]) ? i : at;
+        if (at < W) return line.head + static_cast<i32>(slot) * W + at;
     }
-    // The least class over the line's threads, in each of them, or -1. By a maximum of negatives.
-    template <class A, class Threads>
-    __device__ __forceinline__ i64 over(const Threads& threads) const {
-        const i32 of_line = static_cast<i32>(-threads.max(-static_cast<A>(first)));
-        return of_line == NONE ? -1 : of_line;
-    }
-};
+    return is_edge ? static_cast<i32>(line.edge) : NONE;
+}
 
 // Output arrays with a number for each line; null ones are not written.
 template <class TOUT, class A>
@@ -38,19 +39,21 @@ struct Measures {
     labels::Losses<TOUT, A> squares;  // square log(sum of exp)^2, a part of the loss
     i64* classes;  // that score most; -1 for ignored lines, and where softmax is NaN
 
-    // The score by which FirstClass finds its class: the line's maximum, or NaN, which equals none,
-    // if `classes` is null or the softmax is NaN. of: maximum and sum of the line.
-    __device__ A sought(const OnlineSum<A>& of) const {
-        return classes && of.sum > 0 ? of.max : labels::not_a_number<A>();
-    }
-    // classes[line] = the class that the line's threads found (`of`), or -1 if the line's label is
-    // ignored (is_ignored). All threads of the line call it; `threads` reduces over them.
-    template <int W, int DEPTH, class Threads>
-    __device__ __forceinline__ void store_class(const Line<W, DEPTH>& line, const FirstClass& of,
-                                                const Threads& threads, bool is_ignored) const {
+    // classes[line] = the first class with the largest score of the line, or -1 if its label is
+    // ignored (is_ignored) or the softmax is NaN. All threads of the line call it, before the scores
+    // are written over; `threads` reduces over them. of: maximum and sum of the line; has_max: the
+    // thread has a score that is the maximum, capped by `cap`. The least class is the maximum of
+    // negative ones.
+    template <class T, int W, int DEPTH, class Threads, class CAP>
+    __device__ __forceinline__ void store_class(const Line<W, DEPTH>& line, const Threads& threads,
+                                                const T* scores, const CAP& cap,
+                                                const OnlineSum<A>& of, bool has_max,
+                                                bool is_ignored) const {
         if (!classes) return;
-        const i64 first = of.over<A>(threads);
-        if (line.leads()) classes[line.number] = is_ignored ? -1 : first;
+        i32 first = NONE;
+        if (has_max && of.sum > 0) first = first_class(line, scores, cap, of.max);
+        first = static_cast<i32>(-threads.max(-static_cast<A>(first)));
+        if (line.leads()) classes[line.number] = is_ignored || first == NONE ? -1 : first;
     }
 };
 

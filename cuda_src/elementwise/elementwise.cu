@@ -94,12 +94,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
 }
 // output[i] = input[i] * *factor, a number in GPU memory, i < n; does nothing if it is 1 and output
-// is input.
+// is input. A block has `tiles` tiles, as blocks that do nothing take time, too.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    scale_in_place(const T* input, T* output, i64 n, bool aligned, const float* factor) {
+    scale_in_place(const T* input, T* output, i64 n, bool aligned, u32 tiles, const float* factor) {
     const float by = *factor;
     if (by == 1 && input == output) return;
-    map_elements<Tile>(n, aligned, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
+    map_tiles<Tile>(n, aligned, tiles, ScaleUp{static_cast<ACC>(by)}, in(input), out(output));
 }
 // output_0[i] = input[i] * scale_0, output_1[i] = input[i] * scale_1, output_2[i] = input[i] *
 // scale_2, i < n; an output may be null.

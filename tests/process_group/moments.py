@@ -11,6 +11,7 @@ arrays, stuck, or a status), and how many seconds after.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -28,7 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import numpy.random  # before memory is short
+import numpy.ma  # what the first call imports, before memory is short
+import numpy.random
 from ranks import connected
 
 import cupy_training_ops as cto
@@ -170,8 +172,10 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
     except cto.GroupError:
         status = 1
     except BaseException as error:
-        # Python itself raises SystemError where it has no memory for another.
-        if isinstance(error, MemoryError | SystemError) and not group._engine.fault:
+        # Without memory Python itself raises SystemError, and an import this OSError.
+        is_memory = isinstance(error, MemoryError | SystemError)
+        is_memory |= isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if is_memory and not group._engine.fault:
             status = 4  # of this script's own arrays, or before others heard of the call
         with contextlib.suppress(BaseException):
             os.write(2, f"rank {rank}: {error!r}\n".encode())

@@ -10,11 +10,15 @@ NBYTES = Slot(HELD_NBYTES)  # bytes of a row of scores in a thread's registers a
 # Bytes of a row of log-probabilities in a thread's registers at a time, if a bias of a wider type
 # is beside them.
 NBYTES_BESIDE_WIDER = 64
+# Bytes of a row of scores in a thread's registers at a time, in losses with other terms than a
+# class's log_prob. Of more, some would be spilled.
+NBYTES_OF_TERMS = 64
 # Bytes of a row of scores and of target probabilities, together, in a thread's registers at a
-# time. More would be spilled, as addresses of weights take registers, too.
-NBYTES_OF_SHARES = 32
+# time; the weights of their classes are beside them.
+NBYTES_OF_SHARES = 64
 MOST_SMOOTHED = 2**24  # most classes with label smoothing: float32 counts no further exactly
-REGULARIZED_THREADS = 512  # most threads of a block that caps scores, which takes registers
+TERMS_THREADS = 256  # most threads of a block of these losses, which take registers
+UNCAPPED_THREADS = 512  # most threads of a row of them without a cap, against labels
 SUM_THREADS = 256  # threads of a block that sums over rows
 N_SUMS = 2  # sums over rows of a launch, at most: of losses and of weights
 

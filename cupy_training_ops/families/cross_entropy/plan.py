@@ -22,8 +22,10 @@ from .facts import (
     N_SUMS,
     NBYTES_BESIDE_WIDER,
     NBYTES_OF_SHARES,
-    REGULARIZED_THREADS,
+    NBYTES_OF_TERMS,
     SUM_THREADS,
+    TERMS_THREADS,
+    UNCAPPED_THREADS,
     Rule,
 )
 
@@ -51,8 +53,16 @@ REGULARIZED = Kernels(
     rows="cross_entropy__regularized_rows",
     columns="cross_entropy__regularized_columns",
 )
+CAPPED = Kernels(
+    rows="cross_entropy__capped_rows",
+    columns="cross_entropy__regularized_columns",
+)
 SHARES = Kernels(
     rows="cross_entropy__shares_rows",
+    columns="cross_entropy__shares_columns",
+)
+CAPPED_SHARES = Kernels(
+    rows="cross_entropy__capped_shares_rows",
     columns="cross_entropy__shares_columns",
 )
 DENSE_LOSS = Kernels(
@@ -313,26 +323,29 @@ def both(
     read: tuple[Spec | None, ...] = (scores,)
     written: tuple[Spec | None, ...] = (gradient,)
     kernels, t_widest = LOSS_AND_GRADIENT, scores.dtype
+    most_threads, column_threads, most_nbytes = MAX_THREADS, MAX_THREADS, HELD_NBYTES
     smooths_weights = terms.label_smoothing != 0 and targets.weights is not None
     has_shares = probabilities is not None or smooths_weights
     if has_shares or not terms.are_plain:
-        kernels = REGULARIZED
+        kernels = CAPPED if terms.softcap else REGULARIZED
+        most_threads = TERMS_THREADS if terms.softcap else UNCAPPED_THREADS
+        column_threads, most_nbytes = TERMS_THREADS, NBYTES_OF_TERMS
         args = (*args, *terms.numbers, *squares, terms.predicted)
     if has_shares:
         others = probabilities or Probabilities()
-        kernels, read = SHARES, (scores, others.targets)
-        written = (gradient, others.gradient)
+        kernels, read = CAPPED_SHARES if terms.softcap else SHARES, (scores, others.targets)
+        most_threads, written = TERMS_THREADS, (gradient, others.gradient)
         args = (*args, others.targets, others.row_weights, others.gradient)
         t_widest = max(scores.dtype, rows.t_target or scores.dtype, key=lambda t: t.itemsize)
-    most_threads = MAX_THREADS if kernels is LOSS_AND_GRADIENT else REGULARIZED_THREADS
+        most_nbytes = NBYTES_OF_SHARES * scores.dtype.itemsize // t_widest.itemsize
     launch = rows.lines_launch(
         kernels,
         args,
         read,
         written,
         most_threads=most_threads,
-        column_threads=most_threads,
-        most_nbytes=NBYTES_OF_SHARES if has_shares else HELD_NBYTES,
+        column_threads=column_threads,
+        most_nbytes=most_nbytes,
         t_written=t_widest,
     )
     totals = [

@@ -8,6 +8,7 @@ the GPU float32 arithmetic reads a subnormal number as zero and writes zero in i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,12 +29,15 @@ from ...declare.schema import (
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
-from ...plan import Device, Plan
+from ...plan import Config, Device, Plan, ceil_div
 from ...planning.elementwise import ElementwiseOp, Number, streaming_launch
 from ...rules.widening import round_number
 from .facts import MAX_DIMENSIONS
 from .plan_div_grad import Arrays, broadcast, dimensions, plan_gradients
 
+# Tiles of a block of ScaleInPlace, at most, once each multiprocessor has TILED_BLOCKS blocks.
+MOST_TILES = 16
+TILED_BLOCKS = 64
 INPUT = Input("input", "T", shape="any shape")
 OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
 
@@ -105,7 +109,11 @@ class ScaleInPlace(ElementwiseOp):
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         x, factor, y = specs
-        return Plan((streaming_launch(self.kernel, (x, y), (factor,)),))
+        launch = streaming_launch(self.kernel, (x, y))
+        (n_tiles,) = launch.config.grid
+        tiles = max(1, min(MOST_TILES, n_tiles // (TILED_BLOCKS * device.multiprocessors)))
+        config = Config((ceil_div(n_tiles, tiles),), launch.config.block)
+        return Plan((replace(launch, config=config, args=(*launch.args, tiles, factor)),))
 
 
 class BatchScale(ElementwiseOp):

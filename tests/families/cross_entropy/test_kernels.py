@@ -10,7 +10,7 @@ import pytest
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.device.launch import launch_log
-from cupy_training_ops.dtypes import FLOAT32
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, dtype_name
 from cupy_training_ops.families.cross_entropy.samples import FAR
 from cupy_training_ops.testing.compare import assert_matches
 
@@ -153,6 +153,76 @@ def test_an_empty_inner_axis_has_no_rows(anywhere, shape, reduction) -> None:
         (gradient,) = call(anywhere, GRADIENT, dy, x, labels, reduction=reduction)
     assert gradient.shape == shape
     assert {launch.symbol for launch in log} <= {"cross_entropy__total"}
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("start", [0, 1])
+def test_scores_of_any_size_are_capped_over_several_batches(
+    anywhere, rng, start, label_smoothing
+) -> None:
+    """Beside the formula in float64: +infinity is the cap, -infinity a masked class, NaN a loss of
+    NaN. Rows begin at and beside a vector."""
+    n, cap, rows = 20_003, 30.0, 5
+    x = (40 * rng.standard_normal((rows, n))).astype(FLOAT32)
+    x[:, ::977], x[:3, 5], x[4, 19_001] = 1e-6, INF, NAN
+    if not label_smoothing:  # else a masked class has a share, and the loss is infinite
+        x[:, 11::1009] = -INF
+    labels = np.array([5, 0, 20_002, 10_000, 7])
+    placed = anywhere.place(x, start)
+    op = get_op(BOTH)(reduction="none", softcap=cap, label_smoothing=label_smoothing)
+    loss, gradient = map(anywhere.host, op(placed, anywhere.place(labels)))
+    wide = x.astype(np.float64)
+    s = np.where(wide == -INF, -INF, cap * np.tanh(wide / cap))
+    log_prob = s - s.max(1, keepdims=True)
+    log_prob -= np.log(np.exp(log_prob).sum(1, keepdims=True))
+    target = np.full(s.shape, label_smoothing / n)
+    target[np.arange(rows), labels] += 1 - label_smoothing
+    products = np.multiply(target, log_prob, out=np.zeros_like(s), where=target != 0)
+    expected = -products.sum(1)
+    assert_matches(loss, expected.astype(FLOAT32))
+    slope = np.where(wide == -INF, 0, 1 - np.tanh(wide / cap) ** 2)
+    expected = (np.exp(log_prob) - target) * slope
+    assert np.isnan(gradient[4]).all()
+    np.testing.assert_allclose(gradient[:4], expected[:4], rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [4_001, 9_000])
+@pytest.mark.parametrize("of_weights", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+def test_weights_of_classes_are_read_wherever_they_begin(
+    anywhere, rng, dtype, of_weights, n
+) -> None:
+    """By vectors if their address allows it; beside the formula in float64."""
+    rows, smoothing = 3, 0.25
+    x, labels = rng.standard_normal((rows, n)).astype(dtype), rng.integers(0, n, rows)
+    weights = rng.uniform(0.5, 2, n).astype(dtype)
+    op = get_op(BOTH)(reduction="none", label_smoothing=smoothing)
+    placed = anywhere.place(x), anywhere.place(labels), anywhere.place(weights, of_weights)
+    loss, gradient = map(anywhere.host, op(*placed))
+    log_prob = x.astype(np.float64)
+    log_prob -= np.log(np.exp(log_prob).sum(1, keepdims=True))
+    wide = weights.astype(np.float64)
+    share = np.broadcast_to(wide * smoothing / n, log_prob.shape).copy()
+    share[np.arange(rows), labels] += wide[labels] * (1 - smoothing)
+    assert_matches(loss, (-(share * log_prob).sum(1)).astype(dtype))
+    expected = np.exp(log_prob) * share.sum(1, keepdims=True) - share
+    tolerance = {"rtol": 2e-3, "atol": 1e-6} if dtype == FLOAT16 else {"rtol": 2e-5, "atol": 1e-8}
+    np.testing.assert_allclose(gradient, expected, **tolerance)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_the_first_of_classes_that_score_most_over_several_batches(
+    anywhere, start, softcap
+) -> None:
+    n = 20_003
+    places = [[20_002], [0, 20_002], [19_999, 20_000], [1, 2], [4099, 13, 15_000]]
+    x = np.zeros((len(places), n), FLOAT32)
+    for row, classes in enumerate(places):
+        x[row, classes] = 3
+    op = get_op("MeasuredCrossEntropyLossAndGrad")(softcap=softcap or 0.0)
+    predicted = op(anywhere.place(x, start), anywhere.place(np.zeros(len(places), np.int64)))[3]
+    assert anywhere.host(predicted).tolist() == [min(classes) for classes in places]
 
 
 def test_rows_that_are_infinite_are_nan(anywhere) -> None:

@@ -19,6 +19,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError
+from cupy_training_ops.families.elementwise import operators
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches, poison
 
@@ -325,3 +326,18 @@ def test_select_keeps_subnormals(run) -> None:
     dy = np.full(3000, np.finfo(FLOAT32).smallest_subnormal, FLOAT32)
     mask = np.ones(3000, np.bool_)
     assert_matches(run.host(get_op("FakeQuantGrad")()(run.place(dy), run.place(mask))), dy, 0)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
+def test_scale_in_place_by_several_tiles_of_a_block(run, rng, monkeypatch, dtype, start) -> None:
+    """As of arrays so large that each multiprocessor has many blocks; the last tile is a part."""
+    monkeypatch.setattr(operators, "TILED_BLOCKS", 1)
+    n = 20 * 32 * 256 // dtype.itemsize + 1237
+    x = rng.standard_normal(n).astype(dtype)
+    placed = run.place(x, start)
+    with launch_log() as log:
+        get_op("ScaleInPlace")()(placed, run.place(np.array([-0.75], FLOAT32)))
+    assert_matches(run.host(placed), (x.astype(FLOAT64) * -0.75).astype(dtype))
+    if not run.on_gpu:  # it has more multiprocessors, and blocks of one tile
+        assert [launch.config.grid for launch in log] == [(5,)]
