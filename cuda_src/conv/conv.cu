@@ -106,8 +106,9 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// conv__depthwise_lines... and conv__depthwise_walks_weight spill on 12.0 with 128 registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+// With 128 registers depthwise lines and sums spill on 12.0, and sums of WIDE_TAPS on 10.0.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ >= 1200 || (__CUDA_ARCH__ == 1000 && CTO_TAPS_AT_ONCE > 3))
 constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
