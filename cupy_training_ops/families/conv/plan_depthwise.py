@@ -44,8 +44,12 @@ from .facts import (
 from .plan_launches import Wanted, geometry, total
 from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, small_variant
 
-LEAST_ROWS = 4  # that a thread walks down, of images that have as many
-WALKS_WANTED = 1024  # for each multiprocessor; images with fewer are divided into bands of rows
+# Walks, of a channel each, that a multiprocessor should have: images with at most half as many are
+# divided into bands of rows, of LEAST_ROWS at least.
+WALKS_WANTED = {TAPS: 1024, WIDE_TAPS: 512}
+PLANE_WALKS_WANTED = 3072  # the same of 3 x 3 taps of one plane, whose bands share lines of the cache
+LEAST_ROWS = 4
+LEAST_LINE_ROWS = 14  # the same with channels last, if there are a quarter of the walks wanted
 BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end
 
 
@@ -85,7 +89,10 @@ def depthwise(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
         walked = 0  # several channels are read for one
     strips, how = _strips(extents), tuple[int, ...]()
     if walked:
-        strips, how = _walks(device, conv, extents, walked, last=read.channels_last)
+        wanted_walks = WALKS_WANTED[walked]
+        if walked == TAPS and not read.channels_last:
+            wanted_walks = PLANE_WALKS_WANTED
+        strips, how = _walks(device, conv, extents, walked, wanted_walks, last=read.channels_last)
     layout = _layout(conv, strips)
     if not read.channels_last:
         blocks = ceil_div(math.prod(written.shape[:2]) * math.prod(strips), THREADS)
@@ -117,16 +124,17 @@ def _walked_taps(conv: Convolution, dtype: Dtype) -> int:
 
 
 def _walks(
-    device: Device, conv: Convolution, extents: Shape, taps: int, *, last: bool
+    device: Device, conv: Convolution, extents: Shape, taps: int, wanted: int, *, last: bool
 ) -> tuple[Shape, tuple[int]]:
     """Return how many walks an image's channel has along each axis, and (the rows of a walk,).
 
-    All rows are walked at once where there are enough walks. last: channels are last.
+    wanted: walks of a channel for each multiprocessor; all rows are walked at once where there are
+    more than half of them. last: channels are last.
     """
     columns = ceil_div(extents[2], NARROW_STRIP if last and taps == WIDE_TAPS else STRIP)
-    walks = conv.batch * conv.filters // (WALK_CHANNELS if last else 1) * columns
-    bands = ceil_div(WALKS_WANTED * device.multiprocessors, max(1, walks))
-    rows = max(LEAST_ROWS, ceil_div(extents[1], bands))
+    walks, wanted = max(1, conv.batch * conv.filters * columns), wanted * device.multiprocessors
+    least = LEAST_LINE_ROWS if last and 4 * walks >= wanted else LEAST_ROWS
+    rows = max(least, ceil_div(extents[1], max(1, wanted // walks)))
     return (extents[0], ceil_div(extents[1], rows), columns), (rows,)
 
 
@@ -141,7 +149,8 @@ def depthwise_weight(device: Device, conv: Convolution, wanted: Wanted) -> Plan:
     walked, strips, how = _walked_taps(conv, y.dtype), _strips(conv.output), tuple[int, ...]()
     taps = walked or (WIDE_TAPS if _has_wide_tiles(conv, y) else TAPS)
     if walked:
-        strips, how = _walks(device, conv, conv.output, taps, last=y.channels_last)
+        last = y.channels_last
+        strips, how = _walks(device, conv, conv.output, taps, WALKS_WANTED[taps], last=last)
     blocks = math.prod(ceil_div(k, taps) for k in conv.kernel[1:]) * conv.kernel[0]
     if y.channels_last:
         slots = lines_variant(y.dtype, taps, sums=True).slots

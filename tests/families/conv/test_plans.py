@@ -219,15 +219,16 @@ def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, kernel, taps)
     assert at_once == [taps if kernel.endswith("planes") else 3] * 2 + [taps]
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(64, 28), (32, 14), (1, 4)])
-def test_few_images_are_divided_into_bands(batch, rows) -> None:
-    """So that all multiprocessors have threads."""
+@pytest.mark.parametrize(
+    ("batch", "rows", "rows_of_sums"), [(64, 28, 28), (32, 10, 28), (16, 4, 14), (1, 4, 4)]
+)
+def test_few_images_are_divided_into_bands(batch, rows, rows_of_sums) -> None:
+    """So that all multiprocessors have threads; into more where bands of a plane share lines."""
     c = replace(layer(512, 512, 28, 3, 1, group=512), batch=batch)
-    found = plans(c, FLOAT16)
-    for key in "YXW":
-        step = launches(found[key])[0]
-        assert step.args[-2 if key == "W" else -3] == rows
-        assert int(step.args[-1]["lines"]["value"]) == 28 // rows
+    steps = {key: launches(plan)[0] for key, plan in plans(c, FLOAT16).items()}
+    for key, expected in {"Y": rows, "X": rows, "W": rows_of_sums}.items():
+        assert steps[key].args[-2 if key == "W" else -3] == expected
+        assert int(steps[key].args[-1]["lines"]["value"]) == -(-28 // expected)
 
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
