@@ -23,7 +23,14 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from . import functional, nn
-from .to_pytorch import DERIVATIVE, Unserved, call_pytorch, differentiates, is_transformed
+from .to_pytorch import (
+    DERIVATIVE,
+    Unserved,
+    call_pytorch,
+    differentiates,
+    is_transformed,
+    records,
+)
 
 RMS_NORM = "RMSNorm"  # the end of class names
 
@@ -353,13 +360,25 @@ def _unrotated(
     if differentiates():
         return DERIVATIVE
     for name, each in (("cos", cos), ("sin", sin)):
-        if not q.dtype == k.dtype == each.dtype:
+        is_cast = each.dtype == torch.float32 and _casts_rotated(q)
+        if q.dtype != k.dtype or not (q.dtype == each.dtype or is_cast):
             return Unserved(name, f"{q.dtype}, as queries", str(each.dtype))
         if each.requires_grad and torch.is_grad_enabled():
             return Unserved(name, "a constant", "a tensor that requires a gradient")
         if not each.shape[-1:] == q.shape[-1:] == k.shape[-1:]:
             return Unserved(name, f"{q.shape[-1]} angles, as of heads", f"{each.shape[-1]}")
     return None
+
+
+def _casts_rotated(q: Tensor) -> bool:
+    """Return True if autocast rounds queries that angles of float32 rotate to their type again.
+
+    In training alone: a cache that tokens are generated with may have been begun by transformers'
+    function, in float32.
+    """
+    kind = q.device.type
+    is_training = records(q) and torch.is_autocast_enabled(kind)
+    return is_training and torch.get_autocast_dtype(kind) == q.dtype
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
