@@ -166,7 +166,13 @@ def _class_reason(module: torch.nn.Module) -> str:
 def _of_pytorch(module: torch.nn.Module) -> Any:
     """Return the class that one of PyTorch's own modules gets, a text that says why it is left, or
     None for other modules."""
-    replacement: Any = _REPLACEMENTS.get(type(module))
+    cls = type(module)
+    replacement: Any = _REPLACEMENTS.get(cls)
+    forward: Any = cls.forward
+    names = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
+    is_own = names == (cls.__module__, f"{cls.__name__}.forward")
+    if replacement and (not is_own or hasattr(forward, "__wrapped__")):
+        return f"another forward pass was put into the class {cls.__name__}"
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:
         return replacement

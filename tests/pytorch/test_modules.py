@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 from types import SimpleNamespace
@@ -211,6 +212,25 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
         "left every ReLU: most models save its result anyway, for the next layer",
     ]
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, is_wrapped) -> None:
+    """As libraries patch PyTorch's classes."""
+    own, x = theirs.LayerNorm.forward, leaf(3, 8)
+
+    def doubled(self, input):
+        return 2 * own(self, input)
+
+    monkeypatch.setattr(
+        theirs.LayerNorm, "forward", functools.wraps(own)(doubled) if is_wrapped else doubled
+    )
+    left = theirs.Sequential(theirs.LayerNorm(8), theirs.GELU()).double()
+    expected = left(x)
+    result = convert(left)
+    assert result.left == {"0": "another forward pass was put into the class LayerNorm"}
+    assert result.swapped == {"1": "GELU"}
+    torch.testing.assert_close(left(x), expected)
 
 
 def test_a_loss_against_probabilities_is_pytorchs(leaf) -> None:
