@@ -168,10 +168,7 @@ def _of_pytorch(module: torch.nn.Module) -> Any:
     None for other modules."""
     cls = type(module)
     replacement: Any = _REPLACEMENTS.get(cls)
-    forward: Any = cls.forward
-    names = (getattr(forward, "__module__", ""), getattr(forward, "__qualname__", ""))
-    is_own = names == (cls.__module__, f"{cls.__name__}.forward")
-    if replacement and (not is_own or hasattr(forward, "__wrapped__")):
+    if replacement and not nn.has_own_forward(cls):
         return f"another forward pass was put into the class {cls.__name__}"
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:

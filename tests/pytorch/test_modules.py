@@ -371,6 +371,7 @@ def rms_norm_of(module_name: str, name: str, **named: float):
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * x.to(hidden_states.dtype)
 
+    forward.__module__, forward.__qualname__ = module_name, f"{name}.forward"  # as in a class body
     made = type(name, (theirs.Module,), {"forward": forward, "__module__": module_name})()
     made.weight = theirs.Parameter(torch.rand(16) + 0.5)
     vars(made).update(named)
