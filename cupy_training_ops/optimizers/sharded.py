@@ -95,12 +95,13 @@ class Share(Layout):
         flat = {name: on_host(array).reshape(-1) for name, array in moment.items()}
         return [flat[name][start:stop] for name, start, stop in self.pieces]
 
-    def merge(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
-        """Join this rank's pieces, in order, to {parameter: flat array}, as a share has them."""
+    def merge(self, moment: str, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
+        """Join this rank's pieces of a moment, in order, to {parameter: flat array}, as a share has
+        them."""
         lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
         for (name, *_), piece in zip(self.pieces, pieces, strict=True):
             lists[name].append(piece)
-        empty = np.empty(0, pieces[0].dtype if pieces else np.float32)
+        empty = np.empty(0, self.moments[moment])
         return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
 
     def pieces_of(self, moment: Mapping[str, Any]) -> list[HostArray]:
@@ -421,7 +422,8 @@ class AdamW(adam.AdamW):
         if unowned:
             known = known_of(backend, (gradients, *numbers))
         every = self._parts_of(arrays, padding, unowned or slice_of)
-        self._last_cut, counts = None, self._counts.of(places)
+        self._last_cut = None  # first, as `of` may take its counts apart
+        counts = self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
         cut = Cut(known, places, [part for part in every if part is not None], updates)
         self._last_cut = cut if known else None  # it keeps gradients alive
@@ -589,7 +591,7 @@ class AdamW(adam.AdamW):
     def _share_of(self, moment: str) -> dict[str, Any]:
         """Return this rank's elements of a moment, {parameter: flat NumPy array}."""
         own = map(host_copy, self._moments[moment])
-        return self._share.merge(list(own)[: len(self._pieces)])
+        return self._share.merge(moment, list(own)[: len(self._pieces)])
 
     def _gather(self, place: int) -> list[Any]:
         """Gather the moments of parameters[place] from all ranks; return NumPy arrays of its shape.
