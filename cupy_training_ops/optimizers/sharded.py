@@ -156,6 +156,7 @@ class Cut(NamedTuple):
 
     known: SameArrays | None  # record of the arguments; None if it can never be used again
     places: Places  # of the parameters with gradients
+    counts: object  # `Counts.parts`, whose counts the updates have
     parts: list[Any]  # this rank's pieces of these gradients, then the padding's
     updates: Updates
 
@@ -405,9 +406,9 @@ class AdamW(adam.AdamW):
     def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
         """Return the previous step's calls if its arguments were the same, else None."""
         last = self._last_cut
-        if last is None or last.places != places or last.known is None:
+        if last is None or last.places != places or last.counts is not self._counts.parts:
             return None
-        return last if last.known.has((gradients, *numbers)) else None
+        return last if last.known and last.known.has((gradients, *numbers)) else None
 
     def _prepare(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
         """Check the arguments of a step and prepare its updates.
@@ -422,10 +423,10 @@ class AdamW(adam.AdamW):
         if unowned:
             known = known_of(backend, (gradients, *numbers))
         every = self._parts_of(arrays, padding, unowned or slice_of)
-        self._last_cut = None  # first, as `of` may take its counts apart
         counts = self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
-        cut = Cut(known, places, [part for part in every if part is not None], updates)
+        own = [part for part in every if part is not None]
+        cut = Cut(known, places, self._counts.parts, own, updates)
         self._last_cut = cut if known else None  # it keeps gradients alive
         return cut
 
@@ -566,7 +567,6 @@ class AdamW(adam.AdamW):
             layout.check(state)
             pieces = {m: share.shard(state[m]) for m in self.moments}
         with self._whole.lock:
-            self._last_cut = None
             self._load(state, pieces)
 
     def save(self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True) -> None:
