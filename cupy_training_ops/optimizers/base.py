@@ -171,10 +171,10 @@ class Optimizer:
         # True if all are PyTorch tensors on a GPU, which operators take as they are.
         self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters = tuple(parameters)  # the caller's own objects
+        vars(self).update(parameters=tuple(parameters))
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
-        self.names = self._checked_names(names)
+        vars(self).update(names=self._checked_names(names))
         given_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
@@ -188,6 +188,18 @@ class Optimizer:
         self._counts = Counts(self.gradient_norm, len(self._weights)) if self.counts else None
         self._whole = Whole(type(self).__name__)
         self._place()
+
+    @property
+    def parameters(self) -> Arrays:
+        """The caller's own arrays, which steps update; they cannot be replaced by others."""
+        arrays: Arrays = vars(self)["parameters"]
+        return arrays
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names in a state."""
+        texts: tuple[str, ...] = vars(self)["names"]
+        return texts
 
     def _place(self) -> None:
         """Sort the operator's inputs by who has them, and forget all prepared calls.

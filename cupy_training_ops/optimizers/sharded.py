@@ -237,13 +237,13 @@ class AdamW(adam.AdamW):
         low_precision."""
         refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters, self._given_copies = tuple(parameters), copies
+        vars(self).update(parameters=tuple(parameters), _given_copies=copies)
         if copies is not None:
             self._check_length("low_precision", copies)
         self._take_arrays()
         self.lr = self._checked_rate(lr)
         self._dtype()
-        self.names = self._checked_names(names)
+        vars(self).update(names=self._checked_names(names))
         self._check_shapes("parameters", self._every, self._weights)
         self._check_shapes("low_precision", *self._copies_of(self._every))
 
@@ -294,7 +294,7 @@ class AdamW(adam.AdamW):
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
-        self._inner.parameters = tuple(weights)
+        vars(self._inner).update(parameters=tuple(weights))
         self._inner._adopt_again()
 
     # ---- steps -----------------------------------------------------------------------------------
