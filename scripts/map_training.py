@@ -177,10 +177,10 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     training = Training(model, way, device, tiny)
-    start = time.perf_counter()
+    began = time.monotonic()
     with warnings.catch_warnings(record=True) as warned:
         loss = training.gradients().item()
-    first = time.perf_counter() - start
+    first = time.monotonic() - began
     np.savez(samples, **training.sampled())
     training.update()
     training.step()
@@ -204,6 +204,7 @@ def row(model: str, way: Way, tiny: bool, samples: Path, turn: Callable[[], Any]
         "least_ms": min(times),
         "median_ms": statistics.median(times),
         "steps": n,
+        "first_began": began,
         "first_s": first,
         "graphs": counters["stats"].get("unique_graphs", 0),
         "coded": training.coded(),

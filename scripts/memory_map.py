@@ -111,12 +111,13 @@ class Row:
         self.words = [sys.executable, __file__, "row", model, way, str(self.samples), *words]
         self.process: subprocess.Popen[str] | None = None
         self.gigabytes = MODELS[model]
-        self.start = self.stopped_at = self.stopped = 0.0
+        self.start, self.stopped_at = 0.0, 0.0
+        self.stops: list[tuple[float, float]] = []  # (from, until), by time.monotonic()
         self.ended = ""  # why it was killed
 
     def begin(self, environment: dict[str, str]) -> None:
         """Start the process."""
-        self.start, self.stopped = time.monotonic(), 0.0
+        self.start, self.stops = time.monotonic(), []
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 self.words,
@@ -153,7 +154,11 @@ class Row:
     def go_on(self) -> None:
         """Resume the process."""
         self.signalled(signal.SIGCONT)
-        self.stopped += time.monotonic() - self.stopped_at
+        self.stops.append((self.stopped_at, time.monotonic()))
+
+    def stopped(self, start: float, end: float = math.inf) -> float:
+        """Return the seconds between two times in which the process was suspended."""
+        return sum(max(0.0, min(b, end) - max(a, start)) for a, b in self.stops)
 
     def kill(self, why: str) -> None:
         """Kill the process; why: its row's error."""
@@ -206,7 +211,7 @@ class Measuring:
                 threads[row].start()
                 continue
             for row in list(self.running):
-                if time.monotonic() - row.start - row.stopped > self.limit:
+                if time.monotonic() - row.start - row.stopped(row.start) > self.limit:
                     row.kill(f"longer than {self.limit:.0f} s")
             time.sleep(0.1)
         for row in list(self.running):
@@ -227,11 +232,11 @@ class Measuring:
             self.running.append(row)
         line = row.heard()
         if "ready" in line:
-            waited = row.stopped
             with self._timed(row):
                 line = row.heard()
             if "first_s" in line:
-                line["first_s"] -= waited
+                began = line.pop("first_began")
+                line["first_s"] -= row.stopped(began, began + line["first_s"])
         assert row.process is not None
         row.process.communicate()  # ends, its pipes are closed
         self.running.remove(row)

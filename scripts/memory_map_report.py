@@ -92,7 +92,7 @@ def _cells(row: Line) -> Sequence[str]:
         f"{row['least_ms']:.1f} ({row['median_ms']:.1f})",
         f"{row['ratio']:.2f}",
         "" if coded is None else f"{coded / GB:.2f}",
-        f"{row['first_s']:.0f}",
+        f"{row['first_s']:.0f}" if row["graphs"] else "",
         ", ".join(f"{error:.2%}" for error in row.get("gradients", ())),
     )
 

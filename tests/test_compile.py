@@ -44,9 +44,14 @@ MAX_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
 # (kernel, architecture) that may have more registers: how many, and the reason.
 EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
     ("conv__image", "100"): (168, "the compiler spills 32 bytes where it has 128"),
+    ("conv__depthwise_walks_weight", "100"): (168, "of 5 x 5 taps it spills where it has 128"),
     **{
         (kernel, "120"): (255, "the compiler spills where it has 128")
-        for kernel in ("conv__depthwise_lines", "conv__depthwise_walks_weight")
+        for kernel in (
+            "conv__depthwise_lines",
+            "conv__depthwise_lines_weight",
+            "conv__depthwise_walks_weight",
+        )
     },
     **{
         (kernel, architecture): (255, "each warp has 64 x 64 sums, or as many in other places")

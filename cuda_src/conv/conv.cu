@@ -53,7 +53,7 @@
 
 namespace cto {
 
-using namespace conv::depthwise;
+using namespace conv::depthwise_walks;
 using namespace conv::image;
 using namespace conv::lines;
 using namespace conv::packing;
@@ -106,8 +106,9 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
-// conv__depthwise_lines and conv__depthwise_walks_weight spill on 12.0 with 128 registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+// With 128 registers depthwise lines and sums spill on 12.0, and sums of WIDE_TAPS on 10.0.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ >= 1200 || (__CUDA_ARCH__ == 1000 && CTO_TAPS_AT_ONCE > 3))
 constexpr int WALK_BLOCKS = 1;
 #else
 constexpr int WALK_BLOCKS = BLOCKS;
@@ -119,11 +120,13 @@ constexpr int WALK_BLOCKS = BLOCKS;
 //     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
 //     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
 //     HAS_FEW               tiles of FEW_ROWS rows, of floats without TF32
+//     HAS_WIDE_TAPS         depthwise kernels for WIDE_TAPS x WIDE_TAPS taps, and conv__total
 //     WITHOUT_TILES         depthwise kernels and conv__transpose: in one compilation of each type
 //     HAS_DEPTHWISE_LINES   depthwise kernels for channels side by side, and SUMS_... their weights
 //     SUMS_BIAS             sums of Y; staged tiles of halves sum Y themselves
 //     GOES_DIRECT           conv__direct_...
-constexpr bool GATHERS = !CTO_STAGED;
+constexpr bool HAS_WIDE_TAPS = TAPS_AT_ONCE > TAPS;
+constexpr bool GATHERS = !CTO_STAGED && !HAS_WIDE_TAPS;
 constexpr bool IS_WIDE = sizeof(OFFSET) == 8;
 #if defined(__CUDA_CPU__) || (__CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1200)
 constexpr bool HAS_ROWS = true;
@@ -140,6 +143,9 @@ constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROW
 constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;
 constexpr bool HAS_DEPTHWISE_LINES = HAS_HALF_LINES || HAS_FEW;
 constexpr bool SUMS_DEPTHWISE_LINES = HAS_HALF_LINES || (sizeof(T) == 4 && WITHOUT_TILES);
+constexpr bool HAS_PLANES = WITHOUT_TILES || HAS_WIDE_TAPS;
+constexpr bool WALKS = HAS_DEPTHWISE_LINES || HAS_WIDE_TAPS;
+constexpr bool SUMS_WALKS = SUMS_DEPTHWISE_LINES || HAS_WIDE_TAPS;
 constexpr bool SUMS_BIAS = CTO_STAGED ? sizeof(T) > 2 : WITHOUT_TILES;
 constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && ROUNDS));
 using DirectTile = conv::direct::DirectTile<T, ROUNDS>;
@@ -274,44 +280,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// y = bias + depthwise convolution of x with w (filter, tap): groups of one channel, arrays (n,
-// channel, position). bias may be null. A thread writes STRIP neighbouring positions.
+// written = bias + depthwise convolution of `read` with w (filter, tap), or with is_gradient its
+// gradient for X, where `read` is dY; bias may be null. Groups have one channel, arrays are (n,
+// channel, position). A thread writes STRIP neighbouring positions.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    conv__depthwise(const T* x, const T* w, const T* bias, T* y,
+    conv__depthwise(const T* read, const T* w, const T* bias, T* written, bool is_gradient,
                     const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (WITHOUT_TILES) {
-        write_depthwise</*GRADIENT=*/false>(x, w, bias, y, layout);
-    }
-}
-
-// x = bias + gradient of conv__depthwise for its input, y being dY; bias may be null. A thread
-// writes STRIP neighbouring positions.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
-                             const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (WITHOUT_TILES) {
-        write_depthwise</*GRADIENT=*/true>(y, w, bias, x, layout);
+        if (is_gradient)
+            write_depthwise</*GRADIENT=*/true>(read, w, bias, written, layout);
+        else
+            write_depthwise</*GRADIENT=*/false>(read, w, bias, written, layout);
     }
 }
 
 // sums[part][filter][tap] = sum of y[position] * x[where the tap reads], over every parts-th image,
 // for the gradient of a depthwise W; y_sums[part][filter] = sum of y. Either may be null. Arrays
-// are (n, channel, position). A block has TAPS x TAPS taps of a filter and one part.
+// are (n, channel, position). A block has TAPS_AT_ONCE x TAPS_AT_ONCE taps of a filter and one part.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (WITHOUT_TILES) {
-        sum_depthwise_weights<TAPS>(x, y, sums, y_sums, parts, layout);
+    if constexpr (HAS_PLANES) {
+        sum_depthwise_weights<TAPS_AT_ONCE>(x, y, sums, y_sums, parts, layout);
     }
 }
 
-// sums[part][filter][tap] = sum of y[position] * x[where the tap reads], y_sums[part][filter] = sum
-// of y, over every parts-th image, with WIDE_TAPS x WIDE_TAPS taps a block; either may be null.
+// written = what conv__depthwise writes, for TAPS_AT_ONCE x TAPS_AT_ONCE taps, stride and dilation
+// 1. A thread walks down `rows` rows, STRIP columns wide, and reads each row once for all taps.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    conv__depthwise_weight_wide(const T* x, const T* y, A* sums, A* y_sums, i32 parts,
-                                const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (WITHOUT_TILES && sizeof(T) <= 4) {
-        sum_depthwise_weights<WIDE_TAPS>(x, y, sums, y_sums, parts, layout);
+    conv__depthwise_planes(const T* read, const T* w, const T* bias, T* written, i32 rows,
+                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_PLANES) {
+        walk_planes<TAPS_AT_ONCE>(read, w, bias, written, rows, is_gradient, layout);
+    }
+}
+
+// sums, y_sums = what conv__depthwise_weight writes, for TAPS_AT_ONCE x TAPS_AT_ONCE taps, stride
+// and dilation 1: a thread walks down `rows` rows; a part is of_part such walks of a filter.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__depthwise_planes_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
+                                  const __grid_constant__ DepthwiseLayout layout) {
+    if constexpr (HAS_PLANES) {
+        sum_planes_of_walks<TAPS_AT_ONCE>(x, y, sums, y_sums, of_part, rows, layout);
     }
 }
 
@@ -323,43 +333,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           bool is_gradient, const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (HAS_DEPTHWISE_LINES) {
-        conv::depthwise_lines::write_lines(read, w, bias, written, of_block, is_gradient, layout);
+        write_lines(read, w, bias, written, of_block, is_gradient, layout);
     }
 }
 
 // sums[part][channel][tap] = sum of y[position] * x[where the tap reads] over `of_part`
 // neighbouring strips of Y, for the gradient of a depthwise W; y_sums[part][channel] = sum of y.
 // Either may be null. Arrays are (n, position, channel).
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_lines_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part,
                                  const __grid_constant__ DepthwiseLayout layout) {
     if constexpr (SUMS_DEPTHWISE_LINES) {
-        conv::depthwise_lines::sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
+        sum_lines_of_weights(x, y, sums, y_sums, of_part, layout);
     }
 }
 
-// written = bias + depthwise convolution of `read` with w, or with is_gradient its gradient for X,
-// for TAPS x TAPS taps, stride and dilation 1; bias may be null. Arrays are (n, position, channel).
-// A block has `of_block` walks: a thread walks down `rows` rows of an image, STRIP columns wide,
-// and reads each row once for all taps.
+// written = what conv__depthwise_lines writes, for TAPS_AT_ONCE x TAPS_AT_ONCE taps, stride and
+// dilation 1. A block has `of_block` walks, down `rows` rows, of which a thread reads each once.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_walks(const T* read, const T* w, const T* bias, T* written, i64 of_block,
                           i32 rows, bool is_gradient,
                           const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (HAS_DEPTHWISE_LINES) {
-        conv::depthwise_walks::walk_lines(read, w, bias, written, of_block, rows, is_gradient,
-                                          layout);
+    if constexpr (WALKS) {
+        walk_lines<TAPS_AT_ONCE>(read, w, bias, written, of_block, rows, is_gradient, layout);
     }
 }
 
-// sums[part][channel][tap] = sum of y[position] * x[where the tap reads], y_sums[part][channel] =
-// sum of y; either may be null. Arrays are (n, position, channel). For TAPS x TAPS taps, stride and
-// dilation 1: a thread walks down `rows` rows, STRIP columns wide; a part is of_part such walks.
+// sums, y_sums = what conv__depthwise_lines_weight writes, for TAPS_AT_ONCE x TAPS_AT_ONCE taps,
+// stride and dilation 1: a thread walks down `rows` rows; a part is of_part such walks.
 extern "C" __global__ void __launch_bounds__(THREADS, WALK_BLOCKS)
     conv__depthwise_walks_weight(const T* x, const T* y, A* sums, A* y_sums, i64 of_part, i32 rows,
                                  const __grid_constant__ DepthwiseLayout layout) {
-    if constexpr (SUMS_DEPTHWISE_LINES) {
-        conv::depthwise_walks::sum_walks(x, y, sums, y_sums, of_part, rows, layout);
+    if constexpr (SUMS_WALKS) {
+        sum_lines_of_walks<TAPS_AT_ONCE>(x, y, sums, y_sums, of_part, rows, layout);
     }
 }
 
@@ -389,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // total[i] = parts[0][i] + ... + parts[count - 1][i], i < size; `summers` threads share a sum.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    if constexpr (CTO_STAGED || WITHOUT_TILES || GOES_DIRECT) {
+    if constexpr (CTO_STAGED || HAS_PLANES || GOES_DIRECT) {
         write_total<T>(parts, total, count, summers, size, blockIdx.x);
     }
 }

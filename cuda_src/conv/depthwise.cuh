@@ -7,8 +7,7 @@
 // Fields of DepthwiseLayout, some of each of three axes: image, output, extents of X and Y; kernel,
 // stride, dilation, pad. batch: images; groups: channels of X. strips of a line, lines of a slice
 // (along the first axis), strips of_plane (of an image), as Divisors: of the array that is written,
-// or, in the gradient of W, of Y. in_vectors: 3 x 3 taps with stride, dilation and pad 1 on aligned
-// lines of whole strips.
+// or, in the gradient of W, of Y.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "conv/weight.cuh"
@@ -109,42 +108,6 @@ __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 ind
             static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};
 }
 
-// window[i] = line[p - 1 + i], i < STRIP + 2, zeros outside of the line of `width` elements: what
-// the strip from p on reads by three taps with stride, dilation and pad 1. For layout.in_vectors,
-// which is such a convolution with aligned lines of whole strips.
-template <class E>
-__device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
-                                            Acc<E> (&window)[STRIP + TAPS - 1]) {
-    Acc<E> middle[STRIP];
-    vec::widen<E>(line + p, middle);
-    window[0] = p > 0 ? to_acc(line[p - 1]) : Acc<E>(0);
-    window[STRIP + 1] = p + STRIP < width ? to_acc(line[p + STRIP]) : Acc<E>(0);
-#pragma unroll
-    for (int i = 0; i < STRIP; ++i) window[1 + i] = middle[i];
-}
-
-// sums[i] += sum over 3 x 3 taps `w`, with stride, dilation and pad 1, of w[tap] * what position i
-// of the strip reads of a plane `read` of height x width. The GRADIENT has the taps in reverse
-// order. For layout.in_vectors (read_window).
-template <bool GRADIENT, class E>
-__device__ __forceinline__ void add_neighbours(const E* read, const E* w, const Strip& strip,
-                                               i32 height, i32 width, Acc<E> (&sums)[STRIP]) {
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
-        const i32 u = strip.at[1] + i - 1;
-        if (static_cast<u32>(u) >= static_cast<u32>(height)) continue;
-        Acc<E> window[STRIP + TAPS - 1];
-        read_window(read + u * width, strip.at[2], width, window);
-#pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            const int tap = i * TAPS + j;
-            const Acc<E> weight = to_acc(w[GRADIENT ? TAPS * TAPS - 1 - tap : tap]);
-#pragma unroll
-            for (int p = 0; p < STRIP; ++p) sums[p] += weight * window[p + j];
-        }
-    }
-}
-
 // sums[i] += sum over tap < taps of w[tap] * (what position p + i reads of `line` by the tap), i <
 // STRIP; N taps at a time. GRADIENT: p is a position of X, and `line` of dY.
 template <bool GRADIENT, int N, class E>
@@ -190,11 +153,10 @@ __device__ __forceinline__ void add_channel(const E* read, const E* w,
 
 // Each thread writes a strip: written = bias + sum over taps of w * read, or if GRADIENT its
 // gradient for X, which also sums over the filters of the channel's group. Threads are numbered
-// (image, channel, strip). IN_VECTORS: layout.in_vectors, 3 x 3 taps on aligned lines of whole
-// strips.
-template <bool GRADIENT, bool IN_VECTORS, class E>
-__device__ __forceinline__ void write_strips(const E* read, const E* w, const E* bias, E* written,
-                                             const DepthwiseLayout& layout) {
+// (image, channel, strip).
+template <bool GRADIENT, class E>
+__device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
+                                                E* written, const DepthwiseLayout& layout) {
     const i64 image = volume(layout.image), output = volume(layout.output);
     const i64 taps = volume(layout.kernel);
     const u32 channels = GRADIENT ? layout.groups : layout.groups * layout.filters;
@@ -212,35 +174,15 @@ __device__ __forceinline__ void write_strips(const E* read, const E* w, const E*
     const E* from = read + (GRADIENT ? cell.row * layout.filters * output
                                      : divide(cell.row, layout.filters) * image);
     w += (GRADIENT ? channel * layout.filters : channel) * taps;
-    for (i32 m = GRADIENT ? layout.filters : 1; m > 0; --m, from += output, w += taps) {
-        if constexpr (IN_VECTORS)
-            add_neighbours<GRADIENT>(from, w, strip, layout.image[1], layout.image[2], sums);
-        else
-            add_channel<GRADIENT>(from, w, layout, strip, sums);
-    }
+    for (i32 m = GRADIENT ? layout.filters : 1; m > 0; --m, from += output, w += taps)
+        add_channel<GRADIENT>(from, w, layout, strip, sums);
     const i32 height = (GRADIENT ? layout.image : layout.output)[1];
     const i32 width = (GRADIENT ? layout.image : layout.output)[2];
     E* const to = written + cell.row * (GRADIENT ? image : output) +
                   (strip.at[0] * height + strip.at[1]) * width + strip.at[2];
-    if constexpr (IN_VECTORS) {
-        using Vector = vec::Vec<E, STRIP>;
-        vec::store_streaming(reinterpret_cast<Vector*>(to), vec::from_acc<E>(sums));
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < STRIP; ++i)
         if (strip.at[2] + i < width) to[i] = from_acc<E>(sums[i]);
-}
-
-// written = bias + depthwise convolution of `read` with w (filter, tap), or if GRADIENT its
-// gradient for X, where `read` is dY; bias may be null. A thread writes a strip.
-template <bool GRADIENT, class E>
-__device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
-                                                E* written, const DepthwiseLayout& layout) {
-    if (layout.in_vectors)
-        write_strips<GRADIENT, /*IN_VECTORS=*/true>(read, w, bias, written, layout);
-    else
-        write_strips<GRADIENT, /*IN_VECTORS=*/false>(read, w, bias, written, layout);
 }
 
 // ---- the gradient of the weights ----------------------------------------------------------------
@@ -254,12 +196,11 @@ struct TapTile {
 
 // of_taps[i][j] += y[p] * x[what p reads by tap (k0, k1 + i, k2 + j)], i, j < N, unless x is null,
 // and y_sum += y[p], over the positions p of the thread's strips, every THREADS-th of the strips of
-// images tile.part, tile.part + parts, ... of filter tile.channel. IN_VECTORS: 3 x 3 taps on
-// aligned lines of whole strips.
-template <bool IN_VECTORS, int N, class E>
+// images tile.part, tile.part + parts, ... of filter tile.channel.
+template <int N, class E>
 __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
-                                           const DepthwiseLayout& layout, Acc<E> (&of_taps)[N][N],
-                                           Acc<E>& y_sum) {
+                                           const DepthwiseLayout& layout,
+                                           Acc<E> (&of_taps)[N][N][1], Acc<E>& y_sum) {
     const i64 image = volume(layout.image), output = volume(layout.output);
     const i64 channels = layout.groups * layout.filters;
     const i32 width = layout.output[2];
@@ -274,56 +215,66 @@ __device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, co
         const E* const of_y = y + (n * channels + tile.channel) * output +
                               (strip.at[0] * layout.output[1] + strip.at[1]) * width + strip.at[2];
         Acc<E> slopes[STRIP];
-        if constexpr (IN_VECTORS) {
-            vec::widen<E>(of_y, slopes);
-        } else {
-            load_neighbours(of_y - strip.at[2], strip.at[2], width, slopes);
-        }
+        load_neighbours(of_y - strip.at[2], strip.at[2], width, slopes);
         y_sum += (slopes[0] + slopes[1]) + (slopes[2] + slopes[3]);
         if (!x) continue;
-        if constexpr (IN_VECTORS) {
+        const i32 u0 = read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const i32 u = strip.at[1] + i - 1;
-                if (static_cast<u32>(u) >= static_cast<u32>(layout.image[1])) continue;
-                Acc<E> window[STRIP + TAPS - 1];
-                read_window(of_x + u * width, strip.at[2], width, window);
+        for (int i = 0; i < N; ++i) {
+            const i32 u1 = read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
+            if ((u0 | u1) < 0) continue;
+            Acc<E> of_line[STRIP][N];
+            read_line</*GRADIENT=*/false, N>(of_x + (u0 * layout.image[1] + u1) * layout.image[2],
+                                             layout, strip.at[2], tile.k2, of_line);
 #pragma unroll
-                for (int p = 0; p < STRIP; ++p)
+            for (int p = 0; p < STRIP; ++p)
+                if (strip.at[2] + p < width) {
 #pragma unroll
-                    for (int j = 0; j < N; ++j) of_taps[i][j] += slopes[p] * window[p + j];
-            }
-        } else {
-            const i32 u0 = read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
+                    for (int j = 0; j < N; ++j) of_taps[i][j][0] += slopes[p] * of_line[p][j];
+                }
+        }
+    }
+}
+
+// Writes sums[part][filter][tap] of the N x N taps of `tile`, and y_sums[part][filter]: of_taps and
+// of_y of all threads of the block; either array may be null. A warp adds the threads' sums of some
+// of the taps.
+template <int N, class A, int V>
+__device__ __forceinline__ void write_block_sums(const A (&of_taps)[N][N][V], A of_y,
+                                                 const TapTile& tile, A* sums, A* y_sums,
+                                                 const DepthwiseLayout& layout) {
+    static_assert(V == 1);
+    __shared__ A of_threads[N * N + 1][THREADS];
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const i32 u1 = read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
-                if ((u0 | u1) < 0) continue;
-                Acc<E> of_line[STRIP][N];
-                read_line</*GRADIENT=*/false, N>(
-                    of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout, strip.at[2],
-                    tile.k2, of_line);
+    for (int i = 0; i < N * N; ++i) of_threads[i][threadIdx.x] = of_taps[i / N][i % N][0];
+    of_threads[N * N][threadIdx.x] = of_y;
+    __syncthreads();
+    const i64 filter = static_cast<i64>(tile.part) * layout.groups * layout.filters + tile.channel;
+    const i32 lane = threadIdx.x % WARP;
+    for (int i = threadIdx.x / WARP; i <= N * N; i += THREADS / WARP) {
+        A sum = 0;
 #pragma unroll
-                for (int p = 0; p < STRIP; ++p)
-                    if (strip.at[2] + p < width) {
-#pragma unroll
-                        for (int j = 0; j < N; ++j) of_taps[i][j] += slopes[p] * of_line[p][j];
-                    }
-            }
+        for (int j = 0; j < THREADS / WARP; ++j) sum += of_threads[i][j * WARP + lane];
+        sum = reduce::sum_lanes(sum, WARP);
+        const i32 at1 = tile.k1 + i / N, at2 = tile.k2 + i % N;
+        if (lane != 0) continue;
+        if (i == N * N) {
+            if (y_sums) y_sums[filter] = sum;
+        } else if (sums && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
+            sums[filter * volume(layout.kernel) +
+                 (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
         }
     }
 }
 
 // sums[part][filter][tap] = sum of y * x, unless x is null; y_sums[part][filter] = sum of y, unless
 // it is null. A block has N x N taps of one filter, and every parts-th image (blocks are numbered
-// part, tile of taps, filter); its threads add strips, then each warp adds the threads' sums of
-// some of the taps.
+// part, tile of taps, filter).
 template <int N, class E>
 __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
                                                       Acc<E>* y_sums, i32 parts,
                                                       const DepthwiseLayout& layout) {
     static_assert(STRIP == 4);
-    __shared__ Acc<E> of_threads[N * N + 1][THREADS];
     const u32 tiles1 = (layout.kernel[1] + N - 1) / N, tiles2 = (layout.kernel[2] + N - 1) / N;
     const u32 channels = layout.groups * layout.filters;
     const u32 tiles = layout.kernel[0] * tiles1 * tiles2, rest = blockIdx.x / channels;
@@ -334,30 +285,10 @@ __device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Ac
                        static_cast<i32>(index / tiles2 % tiles1 * N),
                        static_cast<i32>(index % tiles2 * N)};
     if (!x && index > 0) return;
-    Acc<E> of_taps[N][N] = {}, of_y = 0;
-    if (N == TAPS && layout.in_vectors)
-        add_strips</*IN_VECTORS=*/true>(x, y, parts, tile, layout, of_taps, of_y);
-    else
-        add_strips</*IN_VECTORS=*/false>(x, y, parts, tile, layout, of_taps, of_y);
-#pragma unroll
-    for (int i = 0; i < N * N; ++i) of_threads[i][threadIdx.x] = of_taps[i / N][i % N];
-    of_threads[N * N][threadIdx.x] = of_y;
-    __syncthreads();
-    const i64 filter = static_cast<i64>(part) * channels + channel, lane = threadIdx.x % WARP;
-    for (int i = threadIdx.x / WARP; i <= N * N; i += THREADS / WARP) {
-        Acc<E> sum = 0;
-#pragma unroll
-        for (int j = 0; j < THREADS / WARP; ++j) sum += of_threads[i][j * WARP + lane];
-        sum = reduce::sum_lanes(sum, WARP);
-        const i32 at1 = tile.k1 + i / N, at2 = tile.k2 + i % N;
-        if (lane != 0) continue;
-        if (i == N * N) {
-            if (y_sums && index == 0) y_sums[filter] = sum;
-        } else if (x && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
-            sums[filter * volume(layout.kernel) +
-                 (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
-        }
-    }
+    Acc<E> of_taps[N][N][1] = {}, of_y = 0;
+    add_strips(x, y, parts, tile, layout, of_taps, of_y);
+    write_block_sums<N>(of_taps, of_y, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr,
+                        layout);
 }
 
 // ---- the gradient of the bias -------------------------------------------------------------------

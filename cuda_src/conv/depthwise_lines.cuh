@@ -54,17 +54,16 @@ __device__ __forceinline__ void widen_all(const Words<E, V> (&from)[N], Acc<E> (
     for (int i = 0; i < N; ++i) vec::widen<E>(from + i, to[i]);
 }
 
-// window[i] = the V channels of position first + i of a line, at line + (first + i) * pitch; zeros
-// where first + i is not in [0, extent); i < N.
+// window[i] = the V channels of position first + i of a line, at `from` + i * pitch; zeros where
+// first + i is not in [0, extent); i < N.
 template <int N, class E, class Vector>
-__device__ __forceinline__ void load_window(const E* line, i32 first, i32 extent, i32 pitch,
+__device__ __forceinline__ void load_window(const E* from, i32 first, i32 extent, i32 pitch,
                                             Vector (&window)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const i32 u = first + i;
         window[i] = Vector{};
-        if (static_cast<u32>(u) < static_cast<u32>(extent))
-            window[i] = *reinterpret_cast<const Vector*>(line + static_cast<i64>(u) * pitch);
+        if (static_cast<u32>(first + i) < static_cast<u32>(extent))
+            window[i] = *reinterpret_cast<const Vector*>(from + static_cast<i64>(i) * pitch);
     }
 }
 
@@ -96,7 +95,8 @@ __device__ __forceinline__ void add_line(const E* line, const E* weights, i32 pi
             // In the gradient, later taps read earlier positions.
             const i32 first = is_gradient ? p + pad - k - (TAPS - 1) : p - pad + k;
             Words<E, V> window[STRIP + TAPS - 1];
-            load_window(line, first, extent, layout.groups, window);
+            load_window(line + static_cast<i64>(first) * layout.groups, first, extent,
+                        layout.groups, window);
             Acc<E> read[STRIP + TAPS - 1][V];
             widen_all<E>(window, read);
 #pragma unroll
@@ -182,105 +182,119 @@ __device__ __forceinline__ void write_lines(const E* read, const E* w, const E* 
 
 // ---- the gradient of the weights ----------------------------------------------------------------
 
-// A thread's sums for the gradient of W: for each of LINE_SUMS channels c, of_taps[i][j][c] of TAPS
-// x TAPS taps, and of_y[c] for the bias.
-template <class E>
+// A thread's sums for the gradient of W: for each of V channels c, of_taps[i][j][c] of N x N taps,
+// and of_y[c] for the bias.
+template <class E, int N, int V>
 struct LineSums {
-    using Vector = Words<E, LINE_SUMS>;
-    Acc<E> of_taps[TAPS][TAPS][LINE_SUMS] = {}, of_y[LINE_SUMS] = {};
+    Acc<E> of_taps[N][N][V] = {}, of_y[V] = {};
+};
 
-    // of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], of_y[c] += y[p][c] over the positions p of a
-    // strip, where u is what p reads by tap (k0, k1 + i, k2 + j). x: at the thread's channels of
-    // the image, null if only of_y is wanted; y: at its channels of the strip's first position.
-    __device__ __forceinline__ void add(const E* x, const E* y, const TapTile& tile,
-                                        const Strip& strip, const DepthwiseLayout& layout) {
-        const int count = min(STRIP, layout.output[2] - strip.at[2]);
-        Vector loaded[STRIP];
-        load_window(y, 0, count, layout.groups, loaded);
-        Acc<E> slopes[STRIP][LINE_SUMS];
-        widen_all<E>(loaded, slopes);
+// sums[j][c] += slopes[c] * read[j][c], j < N, c < V.
+template <class A, int N, int V>
+__device__ __forceinline__ void add_position(A (&sums)[N][V], const A (&slopes)[V],
+                                             const A (*read)[V]) {
 #pragma unroll
-        for (int p = 0; p < STRIP; ++p)
+    for (int j = 0; j < N; ++j)
 #pragma unroll
-            for (int c = 0; c < LINE_SUMS; ++c) of_y[c] += slopes[p][c];
-        const i32 u0 = depthwise::read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
-        if (!x || u0 < 0) return;
+        for (int c = 0; c < V; ++c) sums[j][c] += slopes[c] * read[j][c];
+}
+
+// sums.of_taps[i][j][c] += y[p][c] * x[u(p, i, j)][c], sums.of_y[c] += y[p][c] over the positions p
+// of a strip, where u is what p reads by tap (k0, k1 + i, k2 + j). x: at the thread's channels of
+// the image, null if only of_y is wanted; y: at its channels of the strip's first position.
+template <class E>
+__device__ __forceinline__ void add_strip(const E* x, const E* y, const TapTile& tile,
+                                          const Strip& strip, const DepthwiseLayout& layout,
+                                          LineSums<E, TAPS, LINE_SUMS>& sums) {
+    using Vector = Words<E, LINE_SUMS>;
+    const int count = min(STRIP, layout.output[2] - strip.at[2]);
+    Vector loaded[STRIP];
+    load_window(y, 0, count, layout.groups, loaded);
+    Acc<E> slopes[STRIP][LINE_SUMS];
+    widen_all<E>(loaded, slopes);
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
-            const i32 u1 =
-                depthwise::read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
-            if (u1 < 0) continue;
-            const E* const line =
-                x + (static_cast<i64>(u0) * layout.image[1] + u1) * layout.image[2] * layout.groups;
-            if (is_dense(layout)) {
-                Vector window[STRIP + TAPS - 1];
-                load_window(line, strip.at[2] - layout.pad[2] + tile.k2, layout.image[2],
-                            layout.groups, window);
-                Acc<E> read[STRIP + TAPS - 1][LINE_SUMS];
-                widen_all<E>(window, read);
+    for (int p = 0; p < STRIP; ++p)
 #pragma unroll
-                for (int p = 0; p < STRIP; ++p)
-                    if (p < count) add_position(of_taps[i], slopes[p], read + p);
-                continue;
+        for (int c = 0; c < LINE_SUMS; ++c) sums.of_y[c] += slopes[p][c];
+    const i32 u0 = depthwise::read_by</*GRADIENT=*/false>(layout, 0, strip.at[0], tile.k0);
+    if (!x || u0 < 0) return;
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+        const i32 u1 = depthwise::read_by</*GRADIENT=*/false>(layout, 1, strip.at[1], tile.k1 + i);
+        if (u1 < 0) continue;
+        const E* const line =
+            x + (static_cast<i64>(u0) * layout.image[1] + u1) * layout.image[2] * layout.groups;
+        if (is_dense(layout)) {
+            Vector window[STRIP + TAPS - 1];
+            const i32 first = strip.at[2] - layout.pad[2] + tile.k2;
+            load_window(line + static_cast<i64>(first) * layout.groups, first, layout.image[2],
+                        layout.groups, window);
+            Acc<E> read[STRIP + TAPS - 1][LINE_SUMS];
+            widen_all<E>(window, read);
+#pragma unroll
+            for (int p = 0; p < STRIP; ++p)
+                if (p < count) add_position(sums.of_taps[i], slopes[p], read + p);
+            continue;
+        }
+#pragma unroll
+        for (int p = 0; p < STRIP; ++p) {
+            if (p >= count) break;
+            Acc<E> read[TAPS][LINE_SUMS];
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                const i32 u2 =
+                    depthwise::read_by</*GRADIENT=*/false>(layout, 2, strip.at[2] + p, tile.k2 + j);
+                Vector loaded[1];
+                load_window(line + static_cast<i64>(u2) * layout.groups, u2, layout.image[2],
+                            layout.groups, loaded);
+                vec::widen<E>(loaded, read[j]);
             }
-#pragma unroll
-            for (int p = 0; p < STRIP; ++p) {
-                if (p >= count) break;
-                Acc<E> read[TAPS][LINE_SUMS];
-#pragma unroll
-                for (int j = 0; j < TAPS; ++j) {
-                    const i32 u2 = depthwise::read_by</*GRADIENT=*/false>(
-                        layout, 2, strip.at[2] + p, tile.k2 + j);
-                    Vector loaded[1];
-                    load_window(line, u2, layout.image[2], layout.groups, loaded);
-                    vec::widen<E>(loaded, read[j]);
-                }
-                add_position(of_taps[i], slopes[p], read);
-            }
+            add_position(sums.of_taps[i], slopes[p], read);
         }
     }
-    // sums[j][c] += slopes[c] * read[j][c], j < TAPS.
-    static __device__ __forceinline__ void add_position(Acc<E> (&sums)[TAPS][LINE_SUMS],
-                                                        const Acc<E> (&slopes)[LINE_SUMS],
-                                                        const Acc<E> (*read)[LINE_SUMS]) {
-#pragma unroll
-        for (int j = 0; j < TAPS; ++j)
-#pragma unroll
-            for (int c = 0; c < LINE_SUMS; ++c) sums[j][c] += slopes[c] * read[j][c];
-    }
-};
+}
 
 // Writes sums[part][channel][tap] of the taps of `tile`, and y_sums[part][channel]: the sums
 // (line_sums) of the block's threads with the same channels, added in the order of own.row; either
-// array may be null.
-template <class E>
-__device__ __forceinline__ void write_line_sums(const LineSums<E>& line_sums,
-                                                const Own<LINE_SUMS>& own, const TapTile& tile,
+// array may be null. Shared memory has a row of taps at a time.
+template <class E, int N, int V>
+__device__ __forceinline__ void write_line_sums(const LineSums<E, N, V>& line_sums,
+                                                const Own<V>& own, const TapTile& tile,
                                                 Acc<E>* sums, Acc<E>* y_sums,
                                                 const DepthwiseLayout& layout) {
-    __shared__ Acc<E> of_threads[TAPS * TAPS + 1][LINE_SUMS][THREADS];
-#pragma unroll
-    for (int c = 0; c < LINE_SUMS; ++c) {
-#pragma unroll
-        for (int i = 0; i < TAPS * TAPS; ++i)
-            of_threads[i][c][threadIdx.x] = line_sums.of_taps[i / TAPS][i % TAPS][c];
-        of_threads[TAPS * TAPS][c][threadIdx.x] = line_sums.of_y[c];
-    }
-    __syncthreads();
-    const i32 channels = own.across * LINE_SUMS, taps = static_cast<i32>(volume(layout.kernel));
-    for (i32 i = threadIdx.x; i < (TAPS * TAPS + 1) * channels; i += THREADS) {
-        const i32 number = i / channels, channel = i - number * channels;
+    __shared__ Acc<E> of_threads[N][V][THREADS];
+    const u32 channels = own.across * V;
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    // The sum of the block's threads number `number` in shared memory, for one of the channels.
+    const auto add = [&](u32 number, u32 channel) {
         Acc<E> sum = 0;
         for (i32 row = 0; row < own.down; ++row)
-            sum += of_threads[number][channel % LINE_SUMS][row * own.across + channel / LINE_SUMS];
-        const i64 to = static_cast<i64>(tile.part) * layout.groups + own.first + channel;
-        const i32 at1 = tile.k1 + number / TAPS, at2 = tile.k2 + number % TAPS;
-        if (number == TAPS * TAPS) {
-            if (y_sums) y_sums[to] = sum;
-        } else if (sums && at1 < layout.kernel[1] && at2 < layout.kernel[2]) {
-            sums[to * taps + (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+            sum += of_threads[number][channel % V][row * own.across + channel / V];
+        return sum;
+    };
+    const i64 first = static_cast<i64>(tile.part) * layout.groups + own.first;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+            for (int c = 0; c < V; ++c) of_threads[j][c][threadIdx.x] = line_sums.of_taps[i][j][c];
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < N * channels; at += THREADS) {
+            const u32 j = at / channels, channel = at - j * channels;
+            const i32 at1 = tile.k1 + i, at2 = tile.k2 + static_cast<i32>(j);
+            if (sums && at1 < layout.kernel[1] && at2 < layout.kernel[2])
+                sums[(first + channel) * taps +
+                     (tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = add(j, channel);
         }
+        __syncthreads();
     }
+    if (!y_sums) return;
+#pragma unroll
+    for (int c = 0; c < V; ++c) of_threads[0][c][threadIdx.x] = line_sums.of_y[c];
+    __syncthreads();
+    for (u32 channel = threadIdx.x; channel < channels; channel += THREADS)
+        y_sums[first + channel] = add(0, channel);
 }
 
 // sums[part][channel][tap] = sum of y * x over the part's strips, unless x is null;
@@ -302,7 +316,7 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
                        static_cast<i32>(index / tiles2 % tiles1 * TAPS),
                        static_cast<i32>(index % tiles2 * TAPS)};
     if (!x && index > 0) return;
-    LineSums<E> line_sums;
+    LineSums<E, TAPS, LINE_SUMS> line_sums;
     const i64 end =
         own.row < own.down ? min((part + 1) * of_part, layout.batch * layout.of_plane.value) : 0;
     for (i64 at = part * of_part + own.row; at < end; at += own.down) {
@@ -314,7 +328,8 @@ __device__ __forceinline__ void sum_lines_of_weights(const E* x, const E* y, Acc
             strip.at[2];
         const E* const of_x =
             x ? x + cell.row * volume(layout.image) * layout.groups + own.channel() : nullptr;
-        line_sums.add(of_x, y + position * layout.groups + own.channel(), tile, strip, layout);
+        add_strip(of_x, y + position * layout.groups + own.channel(), tile, strip, layout,
+                  line_sums);
     }
     write_line_sums(line_sums, own, tile, x ? sums : nullptr, index == 0 ? y_sums : nullptr,
                     layout);

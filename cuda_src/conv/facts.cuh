@@ -4,6 +4,10 @@
 #pragma once
 #include "core/facts.cuh"
 
+#ifndef CTO_TAPS_AT_ONCE
+#define CTO_TAPS_AT_ONCE 3
+#endif
+
 namespace cto::facts::conv {
 
 // Spatial axes that kernels have; missing ones have an extent of 1, in front
@@ -26,18 +30,23 @@ constexpr int SIDE = 32;
 // ---- depthwise convolutions: groups of one channel ----
 // Neighbouring positions along the last axis that a thread computes
 constexpr int STRIP = 4;
+// Of WIDE_TAPS x WIDE_TAPS taps with channels last, while it walks down rows
+constexpr int NARROW_STRIP = 2;
 // Taps along each of the last two axes that a block sums for the gradient of W
 constexpr int TAPS = 3;
 // Taps along each of these axes that a block sums for larger kernels, if stride and dilation along
 // the last axis are 1 and elements have at most 4 bytes.
 constexpr int WIDE_TAPS = 5;
+// TAPS; or WIDE_TAPS, in compilations with depthwise kernels for larger kernels alone.
+constexpr int TAPS_AT_ONCE = CTO_TAPS_AT_ONCE;
 // Vectors of channels that a block has, if channels are last
 constexpr int LINE_VECTORS = 32;
 // Most taps of a kernel whose weights such a block has in shared memory
 constexpr int LINE_TAPS = 32;
-// Neighbouring channels of a thread that sums W's gradient, or that walks down the rows of an
-// image, if channels are last.
+// Neighbouring channels, if channels are last, of a thread that sums W's gradient over strips.
 constexpr int LINE_SUMS = 4;
+// Those of a thread that walks down the rows of an image
+constexpr int WALK_CHANNELS = 2;
 // ---- staged products: tiles are copied by vectors from arrays (n, position, channel) ----
 // Threads of a block whose warps multiply
 constexpr int STAGED_THREADS = 128;
@@ -228,8 +237,7 @@ static_assert(sizeof(StagedImage) == 16);
 // A convolution of groups of one channel, with `filters` filters each, or one of its gradients.
 // Threads go through strips, STRIP positions of a line, of the array that is written; in the
 // gradient of W, of the output. Divisors: by the strips of a line (strips), the lines of a slice,
-// which is the last two axes (lines), and the strips of an image's channel (of_plane). in_vectors:
-// 3 x 3 taps around a position, of which strips can be loaded as vectors.
+// which is the last two axes (lines), and the strips of an image's channel (of_plane).
 struct DepthwiseLayout {
     int image[3];
     int output[3];
@@ -243,9 +251,8 @@ struct DepthwiseLayout {
     Divisor strips;
     Divisor lines;
     Divisor of_plane;
-    bool in_vectors;
 };
-static_assert(sizeof(DepthwiseLayout) == 168);
+static_assert(sizeof(DepthwiseLayout) == 160);
 
 // A direct gradient, along the last two axes. window, window_pad: extents and padding of the kernel
 // on X reduced by its strides, with a channel for each residue (conv/direct.cuh); window tap 0 of
@@ -355,7 +362,6 @@ static_assert(offsetof(DepthwiseLayout, filters) == 80);
 static_assert(offsetof(DepthwiseLayout, strips) == 88);
 static_assert(offsetof(DepthwiseLayout, lines) == 112);
 static_assert(offsetof(DepthwiseLayout, of_plane) == 136);
-static_assert(offsetof(DepthwiseLayout, in_vectors) == 160);
 static_assert(offsetof(DirectLayout, image) == 0);
 static_assert(offsetof(DirectLayout, output) == 8);
 static_assert(offsetof(DirectLayout, kernel) == 16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rotary position embeddings and their gradient.  CPU provider: cupy_training_ops/families/rotary/reference.py
 //
-// An item is W neighbouring elements of a row's first half, and those of the second half that they are
+// An item is N neighbouring elements of a row's first half, and those of the second half that they are
 // rotated with. __single is for halves that are not whole vectors, and arrays that are not aligned.
 #include "core/fast_division.cuh"
 #include "core/slots.cuh"
@@ -14,6 +14,7 @@ using namespace facts::rotary;
 using fast_division::Divisor;
 using slots::ACC;
 using slots::T;
+using slots::W;  // of cos and sin
 using vec::Vec;
 
 // Rows of x and y, and which row of cos and sin belongs to each.
@@ -34,32 +35,32 @@ struct Rows {
     }
 };
 
-// Rotates ITEMS_OF_THREAD items of W elements, THREADS items apart, from item `first` on; with GRADIENT
+// Rotates ITEMS_OF_THREAD items of N elements, THREADS items apart, from item `first` on; with GRADIENT
 // by the transposed matrices. All of x is loaded before the first store, so that y may be x.
-template <bool GRADIENT, int W, int ITEMS_OF_THREAD>
-__device__ __forceinline__ void rotate_items(const T* x, const T* cosines, const T* sines, T* y,
+template <bool GRADIENT, int N, int ITEMS_OF_THREAD>
+__device__ __forceinline__ void rotate_items(const T* x, const W* cosines, const W* sines, T* y,
                                              i64 first, const Rows& rows) {
-    using Run = Vec<T, W>;
-    const i64 half = rows.items.value * W;
+    using Run = Vec<T, N>;
+    const i64 half = rows.items.value * N;
     i64 at[ITEMS_OF_THREAD], angles[ITEMS_OF_THREAD];
     Run x1[ITEMS_OF_THREAD], x2[ITEMS_OF_THREAD];
 #pragma unroll
     for (int i = 0; i < ITEMS_OF_THREAD; ++i) {
         const auto cell = fast_division::cell_at(first + i * THREADS, rows.items);
-        at[i] = 2 * half * cell.row + W * cell.column;
-        angles[i] = 2 * half * rows.angles_of(cell.row) + W * cell.column;
+        at[i] = 2 * half * cell.row + N * cell.column;
+        angles[i] = 2 * half * rows.angles_of(cell.row) + N * cell.column;
         x1[i] = vec::load_streaming(reinterpret_cast<const Run*>(x + at[i]));
         x2[i] = vec::load_streaming(reinterpret_cast<const Run*>(x + at[i] + half));
     }
 #pragma unroll
     for (int i = 0; i < ITEMS_OF_THREAD; ++i) {
-        ACC cos1[W], cos2[W], sin1[W], sin2[W], y1[W], y2[W];
-        vec::widen<T, /*CONSTANT=*/true>(cosines + angles[i], cos1);
-        vec::widen<T, /*CONSTANT=*/true>(cosines + angles[i] + half, cos2);
-        vec::widen<T, /*CONSTANT=*/true>(sines + angles[i], GRADIENT ? sin2 : sin1);
-        vec::widen<T, /*CONSTANT=*/true>(sines + angles[i] + half, GRADIENT ? sin1 : sin2);
+        ACC cos1[N], cos2[N], sin1[N], sin2[N], y1[N], y2[N];
+        vec::widen<W, /*CONSTANT=*/true>(cosines + angles[i], cos1);
+        vec::widen<W, /*CONSTANT=*/true>(cosines + angles[i] + half, cos2);
+        vec::widen<W, /*CONSTANT=*/true>(sines + angles[i], GRADIENT ? sin2 : sin1);
+        vec::widen<W, /*CONSTANT=*/true>(sines + angles[i] + half, GRADIENT ? sin1 : sin2);
 #pragma unroll
-        for (int k = 0; k < W; ++k) {
+        for (int k = 0; k < N; ++k) {
             const ACC one = to_acc(x1[i].at[k]), other = to_acc(x2[i].at[k]);
             const ACC sign = GRADIENT ? -1 : 1;
             y1[k] = one * cos1[k] - sign * sin1[k] * other;
@@ -70,19 +71,19 @@ __device__ __forceinline__ void rotate_items(const T* x, const T* cosines, const
     }
 }
 
-// Rotates the items of a block, of n in all; W: elements of an item. The other arguments are those of
+// Rotates the items of a block, of n in all; N: elements of an item. The other arguments are those of
 // rotate_items.
-template <bool GRADIENT, int W>
-__device__ __forceinline__ void rotate(const T* x, const T* cosines, const T* sines, T* y, i64 n,
+template <bool GRADIENT, int N>
+__device__ __forceinline__ void rotate(const T* x, const W* cosines, const W* sines, T* y, i64 n,
                                        const Rows& rows) {
     const i64 tile = static_cast<i64>(blockIdx.x) * (ITEMS * THREADS);
     if (tile + ITEMS * THREADS <= n) {
-        rotate_items<GRADIENT, W, ITEMS>(x, cosines, sines, y, tile + threadIdx.x, rows);
+        rotate_items<GRADIENT, N, ITEMS>(x, cosines, sines, y, tile + threadIdx.x, rows);
         return;
     }
 #pragma unroll 1
     for (i64 item = tile + threadIdx.x; item < n; item += THREADS)
-        rotate_items<GRADIENT, W, 1>(x, cosines, sines, y, item, rows);
+        rotate_items<GRADIENT, N, 1>(x, cosines, sines, y, item, rows);
 }
 
 }  // namespace cto
@@ -94,7 +95,7 @@ using namespace cto;
 
 // y = x, rotated, by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary_halves(const T* x, const T* cosines, const T* sines, T* y, i64 n,
+    rotary_halves(const T* x, const W* cosines, const W* sines, T* y, i64 n,
                   const __grid_constant__ Divisor items, const __grid_constant__ Divisor n_rows,
                   const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
     const Rows rows{items, n_rows, outer, heads_last, per_batch};
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 // y = x, rotated, element by element.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary_halves__single(const T* x, const T* cosines, const T* sines, T* y, i64 n,
+    rotary_halves__single(const T* x, const W* cosines, const W* sines, T* y, i64 n,
                           const __grid_constant__ Divisor items,
                           const __grid_constant__ Divisor n_rows,
                           const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 // dx = dy times the transposed rotations, by vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary_halves_grad(const T* dy, const T* cosines, const T* sines, T* dx, i64 n,
+    rotary_halves_grad(const T* dy, const W* cosines, const W* sines, T* dx, i64 n,
                        const __grid_constant__ Divisor items,
                        const __grid_constant__ Divisor n_rows,
                        const __grid_constant__ Divisor outer, bool heads_last, bool per_batch) {
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 // dx = dy times the transposed rotations, element by element.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rotary_halves_grad__single(const T* dy, const T* cosines, const T* sines, T* dx, i64 n,
+    rotary_halves_grad__single(const T* dy, const W* cosines, const W* sines, T* dx, i64 n,
                                const __grid_constant__ Divisor items,
                                const __grid_constant__ Divisor n_rows,
                                const __grid_constant__ Divisor outer, bool heads_last,

@@ -352,4 +352,6 @@ def refuse_in_graph(xp: Any, why: str) -> None:
         from ..device import graphs
 
         if graphs.owns_memory():
-            raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")
+            raise ProviderError(
+                f"{why}, which a captured graph cannot follow: run without graph=True"
+            )

@@ -96,7 +96,8 @@ def _their_swiglu_halves(input: Tensor) -> Tensor:
 def _their_rotary(input: Tensor, cos: Tensor, sin: Tensor, heads_last: bool = False) -> Tensor:
     half, dim = input.shape[-1] // 2, 2 if heads_last else 1
     turned = torch.cat((-input[..., half:], input[..., :half]), -1)
-    return input * cos.unsqueeze(dim) + turned * sin.unsqueeze(dim)
+    result = input * cos.unsqueeze(dim) + turned * sin.unsqueeze(dim)
+    return result.to(input.dtype)
 
 
 # Looked up once.

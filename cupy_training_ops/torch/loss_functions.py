@@ -19,7 +19,7 @@ from torch.nn import functional as theirs
 
 from ..errors import refuse, shown
 from .ops import DOORS
-from .ops.losses import refuse_overwriting, scale_gradients
+from .ops.losses import gradient_scale, refuse_overwriting, scale_gradients
 from .to_pytorch import (
     DERIVATIVE,
     FLOATS,
@@ -422,12 +422,13 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
             loss, gradient = DOORS[f"{prefix}cross_entropy"].every(data, *others)
             if not torch.compiler.is_compiling():
                 data.copy_(gradient)
+        ctx.scale = gradient_scale(input.dtype, others[1], others[3], *others[5:])
         ctx.save_for_backward(gradient)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        (dscores,) = scale_gradients("cross_entropy_", dloss, ctx.saved_tensors)
+        (dscores,) = scale_gradients("cross_entropy_", dloss, ctx.saved_tensors, ctx.scale)
         return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 

@@ -893,18 +893,80 @@ def test_rotated_attention_is_differentiated_twice(rotations) -> None:
     torch.testing.assert_close(*results)
 
 
-def test_rotated_attention_under_autocast_and_in_16_bits(labels) -> None:
-    """Under autocast queries are of 16 bits and angles of 32, which transformers promote."""
-    for dtype in (torch.float32, torch.bfloat16):
-        model = model_of("llama", dtype)
-        converted = copy.deepcopy(model)
-        convert(converted, skip=["LlamaForCausalLM"], also=ALSO)
-        inputs = inputs_of("llama", labels)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
-            found, expected = converted(**inputs), model(**inputs)
-        torch.testing.assert_close(found.loss, expected.loss, atol=0.1, rtol=0.05)
-        found.loss.backward()
-        assert all(p.grad.isfinite().all() for p in converted.parameters())
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("part", ["norm", "gated", "activation", "head", "gelu"])
+def test_a_forward_pass_that_is_put_into_a_class_runs(monkeypatch, labels, part, is_late) -> None:
+    """Before the conversion, which leaves such a class, or after it."""
+    family = "gpt2" if part == "gelu" else "llama"
+    model, calls = model_of(family), []
+    layer = None if part == "gelu" else model.model.layers[0]
+    module = {
+        "norm": lambda: layer.input_layernorm,
+        "gated": lambda: layer.mlp,
+        "activation": lambda: layer.mlp.act_fn,
+        "head": lambda: model,
+        "gelu": lambda: model.transformer.h[0].mlp.act,
+    }[part]()
+    cls, own = type(module), type(module).forward
+
+    @functools.wraps(own)
+    def noting(self, *arguments, **named):
+        calls.append(self)
+        return own(self, *arguments, **named)
+
+    if not is_late:
+        monkeypatch.setattr(cls, "forward", noting)
+    result = convert(model)
+    monkeypatch.setattr(cls, "forward", noting)
+    model(**inputs_of(family, labels)).loss.backward()
+    assert module in calls
+    if part != "activation":
+        names = [name for name, each in model.named_modules() if each is module]
+        reason = f"another forward pass was put into the class {cls.__name__}"
+        assert result.left.get(names[0]) == (None if is_late else reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtype) -> None:
+    """Under autocast queries are of 16 bits and angles of 32: transformers promotes what attention
+    rounds again. So is it where nothing is trained, as a cache may be begun by it."""
+    model = model_of("llama", dtype)
+    converted = copy.deepcopy(model)
+    convert(converted, skip=["LlamaForCausalLM"], also=ALSO)
+    inputs = inputs_of("llama", labels)
+    is_cast = dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        results, expected = converted(**inputs), model(**inputs)
+        assert len(rotations) == 4
+        with torch.no_grad():
+            converted(**inputs)
+    assert len(rotations) == (4 if is_cast else 8)
+    torch.testing.assert_close(results.loss, expected.loss, atol=1e-3, rtol=1e-3)
+    for each in (results, expected):
+        each.loss.backward()
+    for ours, theirs_ in zip(converted.parameters(), model.parameters(), strict=True):
+        assert (ours.grad - theirs_.grad).norm() <= 0.05 * theirs_.grad.norm()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_angles_of_float32_rotate_rows_of_16_bits(leaf, kind) -> None:
+    """Rounded once, to the type of the rows; the gradient, too."""
+    x = leaf(2, 3, 4, 6).detach().to(kind).requires_grad_()
+    cos, sin = (leaf(2, 4, 6, dtype=torch.float32).detach() for _ in range(2))
+    y = functional.rotary(x, cos, sin)
+    wide = x.detach().double().requires_grad_()
+    half = torch.cat((-wide[..., 3:], wide[..., :3]), -1)
+    exact = wide * cos.double()[:, None] + half * sin.double()[:, None]
+    dy = leaf(2, 3, 4, 6).detach().to(kind)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    (exact_dx,) = torch.autograd.grad(exact, wide, dy.double())
+    once = {"rtol": torch.finfo(kind).eps * 0.501, "atol": 1e-6}
+    for result, expected in ((y, exact), (dx, exact_dx)):
+        assert result.dtype == kind
+        torch.testing.assert_close(result.double(), expected, **once)
+    compiled = torch.compile(functional.rotary, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, cos, sin), y)
+    assert functional.rotary(x, cos.double(), sin.double()).dtype == kind  # by PyTorch
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

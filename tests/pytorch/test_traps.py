@@ -204,6 +204,48 @@ def test_a_scale_beyond_float16_scales_gradients_of_float16(leaf, labels, loss, 
         torch.testing.assert_close(a.double() / 4096, b.double(), atol=1e-2, rtol=1e-2)
 
 
+def _of_scores(**options):
+    return lambda x, w, t: functional.cross_entropy((x @ w.t()) * 1, t, **options)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
+@pytest.mark.parametrize("way", ["retained", "compiled", "last"])
+@pytest.mark.parametrize(
+    ("loss", "exact"),
+    [
+        (_of_scores(), {}),
+        (_of_scores(inplace=True), {}),
+        (_of_scores(weight=torch.ones(256).half()), {}),
+        (_of_scores(label_smoothing=1e-5), {"label_smoothing": 1e-5}),
+        (lambda x, w, t: _of_scores()(x, w, torch.nn.functional.one_hot(t, 256).half()), {}),
+        (functional.linear_cross_entropy, {}),
+        (lambda x, w, t: functional.linear_cross_entropy(x, w, t, reduction="sum") / len(t), {}),
+    ],
+    ids=["scores", "in place", "weighted", "smoothed", "probabilities", "layer", "sum"],
+)
+def test_a_scale_saves_small_gradients_of_float16(leaf, loss, exact, way) -> None:
+    """All gradients of the hidden rows come from classes whose softmax, 4e-6, is 1e-9 divided by
+    the number of rows: less than float16 has, but not times the scale of a GradScaler."""
+    hidden = 1 + leaf(4096, 16).detach() / 100
+    weight = -0.78 + leaf(256, 16).detach() / 100
+    weight[0] = 0.0
+    layer = [x.half().requires_grad_() for x in (hidden, weight)]
+    target = torch.zeros(4096, dtype=torch.int64)
+
+    def ours(hidden, weight):
+        with torch.autocast("cpu", torch.float16):
+            return loss(hidden, weight, target)
+
+    if way == "compiled":
+        torch._dynamo.reset()
+        ours = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    results = torch.autograd.grad(ours(*layer) * 65536, layer, retain_graph=way == "retained")
+    wide = [x.detach().double().requires_grad_() for x in layer]
+    wanted = torch.nn.functional.cross_entropy(wide[0] @ wide[1].t(), target, **exact)
+    for a, b in zip(results, torch.autograd.grad(wanted * 65536, wide), strict=True):
+        assert ((a - b).abs().amax(1) <= 2e-2 * b.abs().amax(1)).all()
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
     x, y = scores

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, flag, i32, i64, u32
+from ...declare.facts import Slot, Struct, flag, i32, i64, u32
 from ...facts import Divisor
 
 AXES = 3  # spatial axes that kernels have; missing ones have an extent of 1, in front
@@ -19,15 +19,18 @@ SIDE = 32  # channels of a block that sums an array (n, position, channel) over 
 
 # ---- depthwise convolutions: groups of one channel ----
 STRIP = 4  # neighbouring positions along the last axis that a thread computes
+NARROW_STRIP = 2  # of WIDE_TAPS x WIDE_TAPS taps with channels last, while it walks down rows
 TAPS = 3  # taps along each of the last two axes that a block sums for the gradient of W
 # Taps along each of these axes that a block sums for larger kernels, if stride and dilation along
 # the last axis are 1 and elements have at most 4 bytes.
 WIDE_TAPS = 5
+# TAPS; or WIDE_TAPS, in compilations with depthwise kernels for larger kernels alone.
+TAPS_AT_ONCE = Slot(TAPS)
 LINE_VECTORS = 32  # vectors of channels that a block has, if channels are last
 LINE_TAPS = 32  # most taps of a kernel whose weights such a block has in shared memory
-# Neighbouring channels of a thread that sums W's gradient, or that walks down the rows of an
-# image, if channels are last.
+# Neighbouring channels, if channels are last, of a thread that sums W's gradient over strips.
 LINE_SUMS = 4
+WALK_CHANNELS = 2  # those of a thread that walks down the rows of an image
 
 # ---- staged products: tiles are copied by vectors from arrays (n, position, channel) ----
 STAGED_THREADS = 128  # threads of a block whose warps multiply
@@ -173,8 +176,7 @@ StagedImage = Struct(
 # A convolution of groups of one channel, with `filters` filters each, or one of its gradients.
 # Threads go through strips, STRIP positions of a line, of the array that is written; in the
 # gradient of W, of the output. Divisors: by the strips of a line (strips), the lines of a slice,
-# which is the last two axes (lines), and the strips of an image's channel (of_plane). in_vectors:
-# 3 x 3 taps around a position, of which strips can be loaded as vectors.
+# which is the last two axes (lines), and the strips of an image's channel (of_plane).
 DepthwiseLayout = Struct(
     "DepthwiseLayout",
     **_GEOMETRY,
@@ -184,7 +186,6 @@ DepthwiseLayout = Struct(
     strips=Divisor.one,
     lines=Divisor.one,
     of_plane=Divisor.one,
-    in_vectors=flag,
 )
 
 _AXES = i32[AXES - 1]  # type of a field with a number for each of the last two axes

@@ -323,7 +323,8 @@ class _Image:
                reads other taps; how many of all axes: 1 in a convolution, or if strides are 1
     tiles      tiles of rows (channels), of all groups
     blocks     tiles x tiles of columns (positions) x residues
-    steps      about the stages of a block's sum: (taps of a residue) x (channels read) / PANEL
+    steps      about the stages of a block's sum: (taps of a residue) x (channels read) / (those of
+               a stage)
     """
 
     def __init__(self, device: Device, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
@@ -334,7 +335,8 @@ class _Image:
         self.residues = math.prod(self.product.of_axes)
         self.tiles = conv.group * self.product.row_tiles
         self.blocks = self.tiles * self.product.column_tiles * self.residues
-        self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
+        of_stage = LINE_NBYTES // variant.dtype.itemsize
+        self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // of_stage
 
     def args(self, staging: Staging) -> tuple[object, ...]:
         """Return its arguments of conv__staged, from the array it reads on; last the layout.

@@ -13,7 +13,7 @@ from ...declare.schema import Spec
 from ...dtypes import FLOAT32, FLOAT64, Dtype
 from ...plan import VEC_NBYTES, Device, align_up, ceil_div, slots
 from .extents import Convolution, Shape
-from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, WIDE_ROWS
+from .facts import BLOCKS, COLUMNS, FEW_ROWS, PART_NBYTES, TAPS, WIDE_ROWS
 
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory that a block may have, from which on 4 stages
@@ -47,6 +47,7 @@ class Variant:
     staged: bool = False  # the compilation has the kernels over staged arrays
     warpgroups: bool = False  # warpgroups multiply what is staged
     lines: bool = False  # vectors are copied from arrays as they lie (1 x 1 kernels)
+    taps: int = TAPS  # that depthwise kernels have at once; WIDE_TAPS: it has no other kernels
 
     @property
     def slots(self) -> dict[str, str]:
@@ -57,7 +58,7 @@ class Variant:
         offset = np.dtype(np.int64 if is_wide and not self.staged else np.uint32)
         rows = 2 * FEW_ROWS if self.has_few else self.rows
         how = {"TF32": self.tf32, "STAGED": self.staged, "WARPGROUPS": self.warpgroups}
-        return slots(T=self.dtype, ROWS=rows, OFFSET=offset, **how)
+        return slots(T=self.dtype, ROWS=rows, OFFSET=offset, TAPS_AT_ONCE=self.taps, **how)
 
     @property
     def has_few(self) -> bool:
@@ -216,14 +217,17 @@ def _wide(device: Device, dtype: Dtype) -> Variant:
     return Variant(dtype, min(2 * FEW_ROWS, choices(device, dtype)[0]), wide=True)
 
 
-def small_variant(dtype: Dtype) -> Variant:
+def small_variant(dtype: Dtype, taps: int = TAPS) -> Variant:
     """Return the variant of kernels without tiles: depthwise, transposing, sums of Y, conv__total.
 
-    It is one compilation for each type, in which other kernels are few, or rarely used.
+    It is one compilation for each type, in which other kernels are few, or rarely used. With
+    WIDE_TAPS `taps` another one, of depthwise kernels alone.
     """
     if dtype.itemsize == 2:
-        return Variant(dtype, WIDE_ROWS, lines=True)
-    return Variant(dtype, 64, wide=True) if dtype == FLOAT32 else Variant(dtype, 32)
+        return Variant(dtype, WIDE_ROWS, lines=True, taps=taps)
+    if dtype == FLOAT32:
+        return Variant(dtype, 64, wide=True, taps=taps)
+    return Variant(dtype, 32)
 
 
 def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: int = 0) -> Variant:
@@ -240,11 +244,14 @@ def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
     return device.has_warpgroups and dtype.itemsize == 2
 
 
-def lines_variant(dtype: Dtype, *, sums: bool) -> Variant:
+def lines_variant(dtype: Dtype, taps: int = TAPS, *, sums: bool) -> Variant:
     """Return the variant of depthwise kernels for arrays with channels last.
 
-    sums: of those that compute W's gradient, else of those for an image.
+    taps: that they have at once. sums: of those that compute W's gradient, else of those for an
+    image.
     """
+    if taps > TAPS:
+        return small_variant(dtype, taps)
     if dtype.itemsize == 2:
         return Variant(dtype, FEW_ROWS, staged=True)
     return small_variant(dtype) if sums else Variant(dtype, FEW_ROWS)

@@ -168,6 +168,15 @@ CALLS = (
         (FLOAT16, BFLOAT16, FLOAT32),
         last=True,
     ),
+    Call(
+        "channels-last-wide",
+        (1, 16, 6, 7),
+        16,
+        (5, 5),
+        {"group": 16, "pads": (2,) * 4},
+        (FLOAT16, BFLOAT16, FLOAT32),
+        last=True,
+    ),
     Call("channels-last-few", (2, 5, 6, 7), 4, (3, 2), {}, (FLOAT64,), last=True),
     Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
 )

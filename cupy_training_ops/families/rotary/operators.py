@@ -2,7 +2,8 @@
 """Rotary position embeddings, and their gradient.
 
 A row of queries or keys is rotated by the angles of its position: element i of its first half and
-element i of its second are a pair. Computed in float32 (float64 for float64), and rounded once.
+element i of its second are a pair. Computed in float32 (float64 for float64), and rounded once to
+the row's type: the angles of 16-bit rows may be float32.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import ClassVar
 
 from ...call.op import Op
 from ...declare.schema import Input, Output, Spec, attribute, boolean
-from ...declare.type_rows import Types
-from ...dtypes import FLOATS
+from ...declare.type_rows import TypeRows, Types
+from ...dtypes import BFLOAT16, FLOAT16, FLOATS
 from ...errors import refuse
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.fast_division import divisor
@@ -21,8 +22,8 @@ from .facts import ITEMS, THREADS
 
 ROWS = "(batch, heads, rows, width), or (batch, rows, heads, width) with heads_last"
 ANGLES = "(1 or batch, rows, width)"
-COS = Input("cos", "T", shape=ANGLES, doc="cosines of the angles of each position")
-SIN = Input("sin", "T", shape=ANGLES, doc="sines of the angles of each position")
+COS = Input("cos", "TAngle", shape=ANGLES, doc="cosines of the angles of each position")
+SIN = Input("sin", "TAngle", shape=ANGLES, doc="sines of the angles of each position")
 
 
 class _Rotary(Op):
@@ -33,7 +34,9 @@ class _Rotary(Op):
     """
 
     domain = "cupy_training_ops"
-    types: ClassVar[Types] = {"T": FLOATS}
+    types: ClassVar[Types] = TypeRows(
+        "T TAngle", "F F", "H float32", F=FLOATS, H=(FLOAT16, BFLOAT16)
+    )
     kernels: ClassVar[tuple[str, str]]  # their names: of vectors, of single elements
     heads_last = attribute(boolean, False, doc="heads lie between a row and the next one")
 
@@ -69,7 +72,7 @@ class _Rotary(Op):
         )
         config = Config((ceil_div(total, THREADS * ITEMS),), (THREADS,))
         symbol = self.kernels[0] if in_vectors else self.kernels[1]
-        types = slots(T=x.dtype, ACC=computed_in(x.dtype))
+        types = slots(T=x.dtype, W=cos.dtype, ACC=computed_in(x.dtype))
         return Plan((Launch(symbol, config, arguments, types),))
 
 

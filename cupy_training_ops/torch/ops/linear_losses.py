@@ -32,12 +32,11 @@ from ...plan import align_up, ceil_div
 from .autograd import CustomOp
 from .dispatch import register
 from .launching import Run
-from .losses import TERMS, loss_operator, scale_gradients
+from .losses import MOST, TERMS, loss_operator, scale_gradients
 
 # Bytes of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
 SCALE = 1024  # factor of gradients of scores where float16 sums them: few become subnormal
-MOST = 2**15  # bound of sums, which float16 can represent
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 MOST_APART = 128  # rows of `_Sums.apart`
 
@@ -66,7 +65,7 @@ class _Sums:
     MOST / headroom / rows, or less. dscores: gradients of scores, which `add` gets times `scale`,
     so that small ones are normal numbers of float16. apart: indices of rows with the largest
     elements, beside which others would lose bits, or None: `add` gets 0 as their gradients, and
-    `add_apart` adds them last, unscaled.
+    `add_apart` adds them last, after `divide`.
     """
 
     def __init__(
@@ -148,17 +147,22 @@ class _Sums:
             for rows in chunks(len(self.weight_sums), 2 * self.weight_sums[0].nbytes):
                 torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
 
-    def add_apart(self, hidden: Tensor, gradient: Tensor) -> None:
+    def add_apart(self, hidden: Tensor, gradient: Tensor, factors: tuple[float, Tensor]) -> None:
         """Add the gradients of the rows `apart`, after `divide`.
 
-        hidden: these rows of it. gradient: of their scores, divided already, without `scale`.
+        hidden: these rows of it. gradient: of their scores, which those that are added are the
+        product of with both `factors`, a number and a power of two of shape ().
         """
         assert self.of_weight is not None
-        self.of_weight.addmm_(gradient.t(), hidden)
+        alpha, power = factors
+        self.of_weight.addmm_(gradient.t(), hidden * power.to(hidden.dtype), alpha=alpha)
         if self.of_hidden is not None:
-            self.of_hidden.index_copy_(0, self.apart, gradient @ self.weight)
+            rows = torch.empty_like(hidden)
+            torch.addmm(rows, gradient, self.weight, beta=0, alpha=alpha, out=rows)
+            self.of_hidden.index_copy_(0, self.apart, rows.mul_(power))
         if self.of_bias is not None and self.wide_bias is not None:
-            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+            total = gradient.sum(0, dtype=self.wide_bias.dtype)
+            self.wide_bias += total.mul_(power).mul_(alpha)
             self.of_bias.copy_(self.wide_bias)
 
 
@@ -187,10 +191,11 @@ def _linear_cross_entropy(
     *,
     is_measured: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the loss and the gradients of hidden, weight and bias.
+    """Return the loss, the gradients of hidden, weight and bias, and the gradients' scale.
 
     dtype: of the loss; None: that of hidden. mask: which of the three gradients are computed; the
-    others are empty. is_measured: append z-loss, reduced as the loss, and predicted classes.
+    others are empty. The scale, of `_result_scale`, multiplies them. is_measured: append z-loss,
+    reduced as the loss, and predicted classes.
     """
     if reduction not in ("mean", "sum"):
         refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
@@ -211,12 +216,45 @@ def _linear_cross_entropy(
             divisor = _count(targets.target, n_classes, class_weight, ignore_index).to(wide)
         else:
             divisor = scale * max(math.prod(targets.rows_shape), 1)
-    loss, *sums = _sum_chunks((hidden, weight, bias), targets, mask, divisor, chunk_rows)
+    layer = hidden, weight, bias
+    result_scale = _result_scale(layer, mask, targets.headroom, divisor)
+    divided_by = divisor / result_scale if result_scale.numel() else divisor
+    loss, *sums = _sum_chunks(layer, targets, mask, divided_by, chunk_rows)
     loss = (loss / divisor).to(dtype or hidden.dtype)
     if targets.measures is None:
-        return loss, *sums
+        return loss, *sums, result_scale
     z_loss, predicted = targets.measures
-    return loss, *sums, (z_loss / divisor).to(loss.dtype), predicted
+    return loss, *sums, result_scale, (z_loss / divisor).to(loss.dtype), predicted
+
+
+def _result_scale(
+    layer: tuple[Tensor, Tensor, Tensor | None],
+    mask: Sequence[bool],
+    headroom: int,
+    divisor: float | Tensor,
+) -> Tensor:
+    """Return the power of two that gradients are multiplied by, float32 of shape (); empty: by 1.
+
+    Small gradients of a mean would be lost in float16, before the scale of a GradScaler multiplies
+    them. So they are multiplied by as much as all surely have room for below MOST. headroom: bound
+    of gradients of scores before they are divided. divisor: a number, or a tensor of shape ().
+    """
+    hidden, weight, _ = layer
+    if hidden.dtype != torch.float16 or not any(mask):
+        return hidden.new_empty(0, dtype=torch.float32)
+    largest = [hidden.new_ones((), dtype=torch.float32) for _ in range(3)]
+    for i, x in enumerate((weight, hidden)):
+        if x.numel():
+            largest[i] = torch.stack(x.aminmax()).abs().amax().float()
+    bounds = 2 * largest[0], len(hidden) * largest[1], len(hidden) * largest[2]
+    bound = torch.stack([x for x, wanted in zip(bounds, mask, strict=True) if wanted]).amax()
+    return _power_of_two(MOST / headroom * divisor / bound)
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """Return the largest power of two up to |x|, float32; 1 for 0 and for what is not finite."""
+    power = x.float().abs().log2().floor().exp2()
+    return torch.where(power.isfinite() & (power > 0), power, 1)
 
 
 def _row_losses(
@@ -457,7 +495,12 @@ def _sum_chunks(
         _add_chunk(others, sums, rows, layer, scale, loss)
     sums.divide(divisor)
     if apart is not None:
-        _add_chunk(targets, sums, apart, layer, divisor.reciprocal().float().reshape(1), loss)
+        inverse = divisor.reciprocal().float()
+        factors = 1.0, torch.ones_like(inverse)
+        if not is_each:  # small gradients of scores would be lost, divided by a number of rows
+            factors = 1 / SCALE, _power_of_two(inverse)
+            inverse = inverse * SCALE / factors[1]
+        _add_chunk(targets, sums, apart, layer, inverse.reshape(1), loss, factors)
     return loss, *sums.results
 
 
@@ -468,11 +511,12 @@ def _add_chunk(
     layer: tuple[Any, ...],
     scale: Tensor,
     loss: Tensor,
+    factors: tuple[float, Tensor] | None = None,
 ) -> None:
     """Add the loss of some rows to `loss`, and their gradients to `sums`.
 
     rows: a chunk; or indices, those of `sums.apart`. scale: factor of gradients of scores, of shape
-    (1,).
+    (1,). factors: of `sums.add_apart`, or None with a chunk.
     """
     hidden, weight, bias = layer
     scores = linear(hidden[rows], weight, bias)
@@ -481,10 +525,10 @@ def _add_chunk(
     _add(loss, rows, targets.compute(by_class, rows, scale, overwrites=sums.are_wanted))
     if not sums.are_wanted:
         return
-    if isinstance(rows, slice):
+    if factors is None:
         sums.add(rows, hidden[rows], scores)
     else:
-        sums.add_apart(hidden[rows], scores)
+        sums.add_apart(hidden[rows], scores, factors)
 
 
 def _count(
@@ -507,7 +551,9 @@ def _count(
 def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
     hidden, weight, _, bias, _, _, dtype, mask, *_ = arguments
     loss = hidden.new_empty((), dtype=dtype or hidden.dtype)
-    return loss, *_fake_gradients((hidden, weight, bias), mask)
+    has_scale = hidden.dtype == torch.float16 and any(mask)
+    scale = hidden.new_empty(() if has_scale else 0, dtype=torch.float32)
+    return loss, *_fake_gradients((hidden, weight, bias), mask), scale
 
 
 def _fake_gradients(layer: Sequence[Any], mask: Sequence[bool]) -> tuple[Tensor, ...]:
@@ -545,17 +591,18 @@ def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
-    """Save the mask of gradients, and the three gradients, that the forward pass computed."""
+    """Save the mask of gradients, the three gradients that the forward pass computed, and their
+    scale."""
     ctx.mask = tuple(arguments[7])
-    ctx.save_for_backward(*results[1:4])
+    ctx.save_for_backward(*results[1:5])
 
 
 def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     """Return gradients of all arguments: those that were saved, times the loss's, and None."""
-    pairs = zip(ctx.saved_tensors, ctx.mask, strict=True)
-    scaled = iter(
-        scale_gradients("linear_cross_entropy", dloss, [sums for sums, wanted in pairs if wanted])
-    )
+    *gradients, scale = ctx.saved_tensors
+    wanted_ones = [x for x, wanted in zip(gradients, ctx.mask, strict=True) if wanted]
+    divisor = scale if scale.numel() else 1.0
+    scaled = iter(scale_gradients("linear_cross_entropy", dloss, wanted_ones, divisor))
     hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
     return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
 
@@ -585,7 +632,7 @@ DOORS = register(
         CustomOp(
             f"linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
             f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
-            "-> (Tensor loss, Tensor, Tensor, Tensor)",
+            "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor scale)",
             _linear_cross_entropy,
             _save_linear,
             _linear_derivative,
@@ -602,7 +649,8 @@ DOORS = register(
         CustomOp(
             f"measured_linear_cross_entropy({_LAYER}, str reduction, ScalarType? dtype, "
             f"bool[3] output_mask, Tensor? class_weight=None, {_TERMS}) "
-            "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor z_loss, Tensor predicted)",
+            "-> (Tensor loss, Tensor, Tensor, Tensor, Tensor scale, Tensor z_loss, "
+            "Tensor predicted)",
             functools.partial(_linear_cross_entropy, is_measured=True),
             _save_linear,
             _linear_derivative,

@@ -2,16 +2,18 @@
 """Cross-entropy of scores; the forward pass also computes the gradient of the scores.
 
 d loss / d scores is a second result, which the derivative multiplies in place by the loss's
-gradient. run(operator, *inputs): `launch`, or `infer` for results without data. scores: (rows,
-classes, ...). target: classes, (rows, ...), or probabilities, of the scores' shape. weight: of the
-classes, (classes,), or None. ignore_index: class whose rows do not count. reduction: "mean", "sum"
-or "none". dtype: of the loss; None: that of the scores. terms: label_smoothing, lse_square_scale,
-softcap, or none of them.
+gradient; of float16 scores it is that times `gradient_scale`, as elements of a softmax divided by
+many rows are less than float16 has. run(operator, *inputs): `launch`, or `infer` for results
+without data. scores: (rows, classes, ...). target: classes, (rows, ...), or probabilities, of the
+scores' shape. weight: of the classes, (classes,), or None. ignore_index: class whose rows do not
+count. reduction: "mean", "sum" or "none". dtype: of the loss; None: that of the scores. terms:
+label_smoothing, lse_square_scale, softcap, or none of them.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
     "ScalarType? dtype=None"
 )
+MOST = 2.0**15  # bound of gradients that float16 represents
 TERMS = "float label_smoothing=0.0, float lse_square_scale=0.0, float softcap=0.0"
 # Returns whether the running backward pass retains its graph, which may then run once more.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -66,8 +69,33 @@ def _loss_and_gradient(
 
     kind: the operator's class.
     """
-    inputs = (scores, target, weight, ignore_index, None)
+    scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    inputs = (scores, target, weight, ignore_index, None if scale == 1 else scale)
     return run(loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
+
+
+def gradient_scale(
+    dtype: torch.dtype,
+    weight: Tensor | None,
+    reduction: str,
+    *terms: float,
+    is_dense: bool = False,
+) -> float:
+    """Return a power of two that gradients of scores are multiplied by in the forward pass.
+
+    It is 1 but for float16, which should neither lose small gradients nor overflow: MOST over the
+    largest, 1 + 2 lse_square_scale |lse| for |lse| up to 1024. Class weights of a mean may have any
+    sign, and probabilities any sum: 32 times that has room. Other weights, and those of a smoothed
+    loss, have any size: 1.
+
+    dtype: of the scores. is_dense: the loss is against probabilities.
+    """
+    smoothing, square, _ = terms or (0.0, 0.0, 0.0)
+    is_bounded = weight is None or (reduction == "mean" and not is_dense and not smoothing)
+    if dtype != torch.float16 or not is_bounded:
+        return 1.0
+    largest = (1 + 2048 * square) * (1 if weight is None and not is_dense else 32)
+    return float(MOST / 2 ** math.ceil(math.log2(largest)))
 
 
 _loss = functools.partial(_loss_and_gradient, outputs=("output",))
@@ -86,8 +114,10 @@ def _dense_loss(
 ) -> Any:
     """Return the loss against probabilities and the gradients of scores and target, or the results
     that `outputs` names."""
-    op = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad)
-    return run(op, scores, target, weight, None, None, outputs=outputs)
+    op, scale = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad), None
+    if outputs is not None:  # a gradient of the target has no bound
+        scale = gradient_scale(scores.dtype, weight, reduction, *terms, is_dense=True)
+    return run(op, scores, target, weight, None, scale, outputs=outputs)
 
 
 def _in_place(
@@ -100,10 +130,11 @@ def _in_place(
     dtype: torch.dtype | None,
     *terms: float,
 ) -> Tensor:
-    """Return the loss against classes; the gradient of the scores overwrites them."""
+    """Return the loss against classes; the gradient, times `gradient_scale`, overwrites scores."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
-    inputs = (whole, target.contiguous(), weight, ignore_index, None)
+    scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    inputs = (whole, target.contiguous(), weight, ignore_index, scale)
     loss, _ = loss_operator(reduction, dtype, *terms)(*inputs, out=(None, whole))
     if whole is not scores:
         scores.copy_(whole)
@@ -111,7 +142,15 @@ def _in_place(
     return loss
 
 
-def _save(ctx: Any, _: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    scores, _, weight, _, reduction, _, *terms = arguments
+    ctx.scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    ctx.save_for_backward(results[1])
+
+
+def _save_dense(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    scores, _, weight, reduction, _, *terms = arguments
+    ctx.scale = gradient_scale(scores.dtype, weight, reduction, *terms, is_dense=True)
     ctx.save_for_backward(results[1])
 
 
@@ -121,7 +160,7 @@ def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
-    (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors)
+    (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors, ctx.scale)
     return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
@@ -140,14 +179,18 @@ def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
-def scale_gradients(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return gradients times dloss, rounded once; in place unless the graph is retained.
+def scale_gradients(
+    name: str, dloss: Tensor, gradients: Sequence[Tensor], scale: float | Tensor = 1.0
+) -> Sequence[Tensor]:
+    """Return gradients times dloss / scale, rounded once; in place unless the graph is retained.
 
     name: the operator's, for errors. dloss: gradient of the loss, () or (rows, ...). gradients: of
-    the loss or of the rows' losses, (rows, classes, ...).
+    the loss or of the rows' losses, (rows, classes, ...). scale: a number, or tensor of shape ().
     """
     if torch.is_grad_enabled():
         refuse(f"cto::{name}", "create_graph", "False", "True: its gradient has no derivative")
+    if isinstance(scale, Tensor) or scale != 1:
+        dloss = dloss.to(torch.promote_types(dloss.dtype, torch.float32)) / scale
     # With a dimension, it is not rounded to the gradients' type, in which a scale may overflow.
     slope = dloss.unsqueeze(1 if dloss.dim() else 0)
     if needs_dispatcher((dloss, *gradients)):
@@ -241,7 +284,7 @@ DOORS = register(
         CustomOp(
             f"dense_cross_entropy({_DENSE}) -> (Tensor loss, Tensor gradient)",
             functools.partial(_dense_loss, outputs=("output", "d_scores")),
-            _save,
+            _save_dense,
             _derivative,
         ),
         CustomOp(

@@ -139,6 +139,14 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(128, 14), (64, 14), (8, 4)])
+def test_short_images_are_walked_as_wholes(batch, rows) -> None:
+    """But not where few walks would be left."""
+    c = replace(DEPTHWISE, batch=batch, image=(14, 14), output=(14, 14))
+    image, weight, *_ = launches(gradients(c, FLOAT16)[0])
+    assert image.args[-3] == weight.args[-2] == rows
+
+
 @pytest.mark.parametrize(
     ("change", "dtype"),
     [
@@ -161,7 +169,7 @@ def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
 
 # X, the kernel's extent, stride, pad and dilation: of several tiles of channels and of taps, with
 # threads that are left over; in one to three dimensions. Of the first, threads have several strips,
-# of the last several walks down rows.
+# of the last five several walks down rows, outputs that read pads alone, and 5 x 5 taps.
 LINES = (
     ((2, 296, 10, 28), 3, 1, 1, 1),
     ((2, 16, 9, 11), 3, 1, 1, 1),
@@ -172,6 +180,10 @@ LINES = (
     ((1, 8, 3, 5, 6), 3, 1, 1, 1),
     ((2, 40, 8, 8), 1, 1, 0, 1),
     ((1, 8, 31, 5), 3, 1, 2, 1),
+    ((2, 72, 9, 14), 5, 1, 2, 1),
+    ((1, 8, 7, 11), 5, 1, 5, 1),
+    ((1, 8, 16, 17), 3, 1, 7, 1),
+    ((2, 8, 15, 13), 5, 1, 8, 1),
 )
 
 

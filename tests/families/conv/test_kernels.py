@@ -16,7 +16,7 @@ from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_na
 from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.families.conv.samples import CALLS, inputs
 from cupy_training_ops.plan import Device
-from cupy_training_ops.testing.compare import assert_matches, poison
+from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
 
 DEVICES = (Device(80, (7, 0)), Device(132, (9, 0), 227 * 1024))
 GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
@@ -213,6 +213,63 @@ def test_patches_that_meet_nowhere_are_written_where_they_lie(anywhere, rng) -> 
     wide = np.zeros((2, 2, 4, 2, 4, 4), FLOAT32)
     wide[..., :2] = patches
     assert_matches(anywhere.host(dx), wide.reshape(x.shape).astype(FLOAT16))
+
+
+# ---- groups of one channel whose rows are read once for all taps ---------------------------------
+
+# X, filters, the kernel's extent, pads: sums of several parts, odd lines, two filters of a group,
+# outputs that read pads alone, pads of all parities, rows that begin far above the image.
+WALKED = (
+    ((2, 2, 64, 40), 2, 3, (1, 1, 1, 1)),
+    ((1, 3, 9, 13), 3, 5, (2, 2, 2, 2)),
+    ((2, 2, 6, 7), 4, 3, (0, 1, 0, 0)),
+    ((1, 2, 5, 14), 2, 5, (6, 7, 6, 6)),
+    ((2, 2, 11, 6), 2, 5, (1, 0, 4, 3)),
+    ((1, 4, 4, 10), 4, 3, (4, 0, 3, 2)),
+    ((2, 3, 5, 3), 3, 3, (9, 8, 7, 6)),
+    ((1, 2, 2, 1), 2, 5, (11, 8, 9, 10)),
+)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize(("shape", "filters", "extent", "pads"), WALKED, ids=str)
+def test_walks_down_rows_are_exact_sums(anywhere, rng, shape, filters, extent, pads, dtype) -> None:
+    """Beside float64; each gradient alone has the bits that it has among others."""
+    how = {"group": shape[1], "pads": pads}
+    x = rng.standard_normal(shape).astype(dtype)
+    w = rng.standard_normal((filters, 1, extent, extent)).astype(dtype)
+    b = rng.standard_normal(filters).astype(dtype)
+    doubles = [a.astype(FLOAT64) for a in (x, w, b)]
+    y = get_op("Conv")(**how)(*map(anywhere.place, (x, w, b)))
+    exact = get_op("Conv")(**how)(*doubles)
+    assert_matches(anywhere.host(y), exact.astype(dtype), tolerance_of(dtype, extent**2))
+    dy = rng.standard_normal(exact.shape).astype(dtype)
+    op, given = get_op("ConvGrad")(**how), [anywhere.place(a) for a in (dy, x, w)]
+    with launch_log() as steps:
+        found = op(*given)
+    walked = any("planes" in step.symbol for step in steps)
+    assert not steps or walked == (extent == 3 or dtype != FLOAT64)
+    expected = op(dy.astype(FLOAT64), *doubles[:2])
+    bound = tolerance_of(dtype, dy.size // filters)
+    for ours, other in zip(found, expected, strict=True):
+        assert_matches(anywhere.host(ours), other.astype(dtype), bound)
+    for place, output in enumerate(op.outputs):
+        alone = op(*given, outputs=(output.name,))[place]
+        assert anywhere.host(alone).tobytes() == anywhere.host(found[place]).tobytes()
+
+
+@pytest.mark.parametrize("extent", [3, 5])
+def test_an_infinite_column_beside_the_outputs_reaches_no_sum(anywhere, extent) -> None:
+    """Lines of Y end within a strip: what X has beside them is not multiplied by 0."""
+    x, w = np.zeros((1, 1, 8, 8 + extent), FLOAT16), np.zeros((1, 1, extent, extent), FLOAT16)
+    op = get_op("ConvGrad")()
+    dy = np.ones((1, 1, 9 - extent, 9), FLOAT16)
+    x[..., -1] = np.inf
+    given = [anywhere.place(a) for a in (dy, x, w)]
+    _, dw, _ = op(*given, outputs=("dW",))
+    expected = np.zeros_like(w)
+    expected[..., -1] = np.inf
+    assert_matches(anywhere.host(dw), expected)
 
 
 # ---- 1 x 1 convolutions of floats whose lines tensor cores multiply as they lie ------------------

@@ -13,11 +13,11 @@ import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOATS
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv import plan_model
 from cupy_training_ops.families.conv.extents import Convolution
-from cupy_training_ops.families.conv.facts import AXES
+from cupy_training_ops.families.conv.facts import AXES, WeightLayout
 from cupy_training_ops.families.conv.plan_launches import Wanted
 from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
@@ -182,26 +182,53 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
     found = plans(layer(512, 512, 28, 3, 1, group=512), FLOAT16)
     symbols = {key: [step.symbol for step in launches(plan)] for key, plan in found.items()}
     assert symbols == {
-        "Y": ["conv__depthwise"],
-        "X": ["conv__depthwise_gradient"],
-        "W": ["conv__depthwise_weight", "conv__total"],
+        "Y": ["conv__depthwise_planes"],
+        "X": ["conv__depthwise_planes"],
+        "W": ["conv__depthwise_planes_weight", "conv__total"],
         "b": ["conv__channel_sums", "conv__total"],
     }
-    for filters, is_depthwise in ((4, True), (5, False)):
+    for filters, symbol in ((4, "conv__depthwise"), (5, "conv__image")):
         found = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
-        assert (launches(found["X"])[0].symbol == "conv__depthwise_gradient") is is_depthwise
+        assert launches(found["X"])[-1].symbol == symbol
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "extent", "aligned", "expected"),
-    [(3, 1, 28, True, True), (5, 1, 28, True, False), (3, 2, 28, True, False),
-     (3, 1, 27, True, False), (3, 1, 28, False, False)],
-)  # fmt: skip
-def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
-    c = layer(8, 8, extent, kernel, stride, group=8)
-    x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
-    (step,) = launches(conv.plan_wanted(H200, c, Wanted(x, x, w, y)))
-    assert step.args[-1]["in_vectors"] == expected
+    ("change", "dtype", "kernel", "taps"),
+    [
+        ({}, FLOAT16, "depthwise_planes", 3),
+        ({}, FLOAT64, "depthwise_planes", 3),
+        ({"kernel": (5, 5)}, FLOAT32, "depthwise_planes", 5),
+        ({"kernel": (5, 5)}, FLOAT64, "depthwise", 3),
+        ({"kernel": (3, 5)}, FLOAT16, "depthwise", 5),
+        ({"kernel": (7, 7)}, FLOAT16, "depthwise", 5),
+        ({"strides": (1, 2)}, FLOAT16, "depthwise", 3),
+        ({"dilations": (2, 1)}, FLOAT16, "depthwise", 3),
+        ({"filters": 16}, FLOAT16, "depthwise_planes", 3),
+    ],
+    ids=str,
+)
+def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, kernel, taps) -> None:
+    """Not where the gradient for X sums several filters of a group. A block sums `taps` taps of W's
+    gradient along each axis."""
+    c = replace(layer(8, 8, 28, 3, 1, group=8), **change)
+    steps = {key: launches(plan)[0] for key, plan in plans(c, dtype).items()}
+    of_x = "depthwise" if c.filters > c.channels else kernel
+    symbols = [steps[key].symbol.removeprefix("conv__") for key in "YXW"]
+    assert symbols == [kernel, of_x, f"{kernel}_weight"]
+    at_once = [int(steps[key].slots["TAPS_AT_ONCE"]) for key in "YXW"]
+    assert at_once == [taps if kernel.endswith("planes") else 3] * 2 + [taps]
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "rows_of_sums"), [(64, 28, 28), (32, 10, 28), (16, 4, 14), (1, 4, 4)]
+)
+def test_few_images_are_divided_into_bands(batch, rows, rows_of_sums) -> None:
+    """So that all multiprocessors have threads; into more where bands of a plane share lines."""
+    c = replace(layer(512, 512, 28, 3, 1, group=512), batch=batch)
+    steps = {key: launches(plan)[0] for key, plan in plans(c, FLOAT16).items()}
+    for key, expected in {"Y": rows, "X": rows, "W": rows_of_sums}.items():
+        assert steps[key].args[-2 if key == "W" else -3] == expected
+        assert int(steps[key].args[-1]["lines"]["value"]) == -(-28 // expected)
 
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
@@ -215,6 +242,19 @@ def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
     for capability, is_there in (((7, 5), "0"), ((8, 0), "1")):
         found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=1)
         assert launches(found["X"])[0].slots["TF32"] == is_there
+
+
+@pytest.mark.parametrize(("dtype", "tf32"), [(FLOAT16, 0), (FLOAT32, 0), (FLOAT32, 1)], ids=str)
+@pytest.mark.parametrize("name", ["l1 3x3", "l3 3x3", "l3 1x1", "l4 3x3"])
+def test_longer_sums_come_first(name, dtype, tf32) -> None:
+    """Of dX over taps and channels, of dW over positions."""
+    c = layer(*LAYERS[name])
+    x, w, y = (Spec(shape, dtype) for shape in (c.x_shape, c.w_shape, c.y_shape))
+    plan = conv.plan_wanted(H200, c, Wanted(x, y, w, x, is_gradient=True, dw=w), tf32=tf32)
+    (args,) = (step.args for step in launches(plan) if step.symbol == "conv__staged")
+    of_weights = next(a for a in args if getattr(a, "dtype", None) == WeightLayout.of().dtype)
+    terms = math.prod(c.kernel) * c.filters
+    assert (args[5] > 0) is (terms > int(of_weights["positions_of_part"]))
 
 
 @pytest.mark.parametrize("name", LAYERS)

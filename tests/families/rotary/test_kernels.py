@@ -11,9 +11,9 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
 from cupy_training_ops.families.rotary.facts import ITEMS, THREADS
-from cupy_training_ops.families.rotary.samples import inputs
+from cupy_training_ops.families.rotary.samples import TYPES, inputs
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches
 
@@ -21,7 +21,6 @@ H200 = Device(132, (9, 0), 227 * 1024)
 NAMES = ("RotaryHalves", "RotaryHalvesGrad")
 
 names = pytest.mark.parametrize("name", NAMES)
-dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 
 
 def planned(shape, n_angles, dtype, heads_last=False, misaligned=()):
@@ -76,11 +75,11 @@ def test_any_extents(run, rng, name, data) -> None:
 
 
 @names
-@dtypes
+@pytest.mark.parametrize(("dtype", "angle_type"), TYPES, ids=dtype_name)
 @pytest.mark.parametrize("width", [64, 10], ids=["vectors", "single"])
-def test_in_place(run, rng, name, dtype, width) -> None:
+def test_in_place(run, rng, name, dtype, angle_type, width) -> None:
     """Halves change places: each is read before either is written."""
-    arrays = inputs(rng, (2, 3, 30, width), 2, False, dtype)
+    arrays = inputs(rng, (2, 3, 30, width), 2, False, dtype, angle_type)
     op = get_op(name)()
     expected = computed(op, *arrays)
     x, cos, sin = map(run.place, arrays)

@@ -10,8 +10,8 @@ import pytest
 from derivatives import vjp
 
 from cupy_training_ops import ArgumentError, DtypeError, rotary_halves, rotary_halves_grad
-from cupy_training_ops.dtypes import FLOATS, dtype_name
-from cupy_training_ops.families.rotary.samples import inputs
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, dtype_name
+from cupy_training_ops.families.rotary.samples import TYPES, inputs
 from cupy_training_ops.testing.compare import assert_matches
 
 jax.config.update("jax_enable_x64", True)
@@ -76,9 +76,9 @@ def test_a_worked_example() -> None:
 
 
 @layouts
-@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
-def test_results_are_rounded_once(rng, dtype, heads_last) -> None:
-    x, cos, sin = inputs(rng, (2, 40, 3, 16), 2, True, dtype)
+@pytest.mark.parametrize(("dtype", "angle_type"), TYPES, ids=dtype_name)
+def test_results_are_rounded_once(rng, dtype, angle_type, heads_last) -> None:
+    x, cos, sin = inputs(rng, (2, 40, 3, 16), 2, True, dtype, angle_type)
     if not heads_last:
         x = lying(x, True)
     result = rotary_halves(x, cos, sin, heads_last=heads_last)
@@ -119,3 +119,7 @@ def test_another_type_of_angles_is_refused(rng) -> None:
         rotary_halves(x, cos.astype(np.float64), sin)
     with pytest.raises(DtypeError, match="RotaryHalves: "):
         rotary_halves(*(each.astype(np.int32) for each in (x, cos, sin)))
+    with pytest.raises(DtypeError, match="RotaryHalves: "):
+        rotary_halves(x, cos.astype(FLOAT16), sin.astype(FLOAT16))
+    with pytest.raises(DtypeError, match="RotaryHalves: "):
+        rotary_halves(x.astype(BFLOAT16), cos, sin.astype(BFLOAT16))
