@@ -60,7 +60,8 @@ class StashEntry(Entry):
     spec: Spec
     device: int  # the array's, by index
     streams: Streams  # the device's side stream, which encodes and decodes
-    place: tuple[object, ...]  # (name, need, dtype, shape, device, codec): the same in each step
+    # (name, need, codec, dtype, shape, device), of which steps that are alike have the same.
+    place: tuple[object, ...]
     row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
     entries: dict[str, StashEntry]  # the stash's, by name
@@ -268,7 +269,7 @@ class ActivationStash(Summary):
             spec=spec,
             device=device,
             streams=self._streams_of(x, device),
-            place=(name, need, dtype, shape, device, codec),
+            place=(name, need, codec, dtype, shape, device),
             row={"codec": codec, "need": need, "before": spec.nbytes},
             statistics=self._statistics,
             entries=self._entries,
@@ -405,7 +406,7 @@ class ActivationStash(Summary):
             return entry.original
         target, ahead, streams = adopt(NAME, "out", out), entry.decoded, entry.streams
         if ahead is not None:
-            streams.join(streams.current(), entry.mark)
+            streams.join(streams.current(), entry.mark)  # so that its memory may be reused
         if ahead is None or target is not None:  # also into `out`, which the decoder checks
             self._decode(entry, target)
             streams.join(streams.current(), entry.mark)

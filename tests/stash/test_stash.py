@@ -292,17 +292,34 @@ def test_buffers_are_kept_for_the_next_step(rng) -> None:
     assert codes[0] is codes[1]
 
 
-@pytest.mark.parametrize("others", [("msfp15", "pack16"), ("sparse", "fp10"), ("sparse", "sparse")])
-def test_buffers_are_those_of_the_steps_codec(rng, others) -> None:
-    """A policy may choose another codec in a later step; codes of no fixed size leave nothing."""
-    x, codec = activation(rng), ""
-    stash = ActivationStash(lambda *_: codec, keep_buffers=True)
-    for codec in others * 2:
+def test_buffers_of_one_codec_serve_no_other(rng, monkeypatch) -> None:
+    """A policy may choose another codec in each step; a failed check forbids its codec alone."""
+    from cupy_training_ops.call.backends import NumpyBackend
+
+    x, chosen = activation(rng, (8, 64)), ["pack16"]
+    stash = ActivationStash(lambda *_: chosen[0], keep_buffers=True)
+
+    def step() -> None:
         with stash:
             stash.put("x", x)
-            y = stash.get("x")
-        assert y.tobytes() == cto.compress(x, codec).decompress().tobytes()
-    assert len(stash._buffers) == len({*others} - {"sparse"})
+            y = stash.get("x", out=np.empty_like(x))
+        assert y.tobytes() == cto.compress(x, chosen[0]).decompress().tobytes()
+
+    for codec in ("pack16", "msfp15", "pack8", "pack16"):
+        chosen[0] = codec
+        step()
+    stash._pending.decisions = {place: "pack8" not in place for place in stash._buffers}
+    monkeypatch.setattr(NumpyBackend, "capturing", lambda *_: True)
+    step()
+
+
+def test_no_buffers_are_kept_of_codes_without_a_fixed_size(rng) -> None:
+    """They would be as large as the arrays, and no later step could use them."""
+    stash = ActivationStash("lossless", keep_buffers=True)
+    with stash:
+        stash.put("x", activation(rng))
+        stash.get("x")
+    assert not stash._buffers
 
 
 # ---- training ------------------------------------------------------------------------------------
