@@ -423,7 +423,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
             if not torch.compiler.is_compiling():
                 data.copy_(gradient)
         _, weight, _, reduction, _, *terms = others
-        ctx.scale = gradient_scale(input.dtype, weight, reduction, *terms)
+        ctx.scale = gradient_scale(input, weight, reduction, *terms)
         ctx.save_for_backward(gradient)
         return loss
 

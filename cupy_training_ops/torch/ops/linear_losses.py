@@ -138,7 +138,7 @@ class _Sums:
     def divide(self, divisor: Tensor) -> None:
         """Undo the scales, and divide all gradients by a number, a tensor of shape ()."""
         if self.of_hidden is not None:
-            self.of_hidden /= divisor
+            self.of_hidden /= divisor.reshape(1)  # which is rounded to 16 bits without a dimension
         if self.of_bias is not None:
             self.wide_bias /= divisor * self.scale
             self.of_bias.copy_(self.wide_bias)
@@ -151,11 +151,13 @@ class _Sums:
         """Add the gradients of the rows `apart`, after `divide`.
 
         hidden: these rows of it. gradient: of their scores, which those that are added are the
-        product of with both `factors`, a number and a power of two of shape ().
+        product of with both `factors`, a number and a power of two of shape (1,).
         """
         assert self.of_weight is not None
         alpha, power = factors
-        self.of_weight.addmm_(gradient.t(), hidden * power.to(hidden.dtype), alpha=alpha)
+        scaled = torch.empty_like(hidden)
+        torch.mul(hidden, power, out=scaled)  # by float32: the power may be beyond float16
+        self.of_weight.addmm_(gradient.t(), scaled, alpha=alpha)
         if self.of_hidden is not None:
             rows = torch.empty_like(hidden)
             torch.addmm(rows, gradient, self.weight, beta=0, alpha=alpha, out=rows)
@@ -217,7 +219,7 @@ def _linear_cross_entropy(
         else:
             divisor = scale * max(math.prod(targets.rows_shape), 1)
     layer = hidden, weight, bias
-    result_scale = _result_scale(layer, mask, targets.headroom, divisor)
+    result_scale = _result_scale(layer, mask, targets, divisor)
     divided_by = divisor / result_scale if result_scale.numel() else divisor
     loss, *sums = _sum_chunks(layer, targets, mask, divided_by, chunk_rows)
     loss = (loss / divisor).to(dtype or hidden.dtype)
@@ -230,14 +232,14 @@ def _linear_cross_entropy(
 def _result_scale(
     layer: tuple[Tensor, Tensor, Tensor | None],
     mask: Sequence[bool],
-    headroom: int,
+    targets: _Targets,
     divisor: float | Tensor,
 ) -> Tensor:
     """Return the power of two that gradients are multiplied by, float32 of shape (); empty: by 1.
 
     Small gradients of a mean would be lost in float16, before the scale of a GradScaler multiplies
-    them. So they are multiplied by as much as all surely have room for below MOST. headroom: bound
-    of gradients of scores before they are divided. divisor: a number, or a tensor of shape ().
+    them. So they are multiplied by as much as all surely have room for below MOST. divisor: of the
+    gradients, a number, or a tensor of shape ().
     """
     hidden, weight, _ = layer
     if hidden.dtype != torch.float16 or not any(mask):
@@ -246,9 +248,11 @@ def _result_scale(
     for i, x in enumerate((weight, hidden)):
         if x.numel():
             largest[i] = torch.stack(x.aminmax()).abs().amax().float()
-    bounds = 2 * largest[0], len(hidden) * largest[1], len(hidden) * largest[2]
+    # A row's scores sum up to 2 for each of its losses, a score's rows to their number.
+    of_row = 2 * math.prod(targets.rows_shape[1:])
+    bounds = of_row * largest[0], len(hidden) * largest[1], len(hidden) * largest[2]
     bound = torch.stack([x for x, wanted in zip(bounds, mask, strict=True) if wanted]).amax()
-    return _power_of_two(MOST / headroom * divisor / bound)
+    return _power_of_two(MOST / targets.headroom * divisor / bound)
 
 
 def _power_of_two(x: Tensor) -> Tensor:
@@ -495,12 +499,13 @@ def _sum_chunks(
         _add_chunk(others, sums, rows, layer, scale, loss)
     sums.divide(divisor)
     if apart is not None:
-        inverse = divisor.reciprocal().float()
+        inverse = divisor.reciprocal().float().reshape(1)
         factors = 1.0, torch.ones_like(inverse)
         if not is_each:  # small gradients of scores would be lost, divided by a number of rows
-            factors = 1 / SCALE, _power_of_two(inverse)
-            inverse = inverse * SCALE / factors[1]
-        _add_chunk(targets, sums, apart, layer, inverse.reshape(1), loss, factors)
+            room = SCALE / targets.headroom  # these rows have the largest scores
+            factors = 1 / room, _power_of_two(inverse)
+            inverse = inverse * room / factors[1]
+        _add_chunk(targets, sums, apart, layer, inverse, loss, factors)
     return loss, *sums.results
 
 
