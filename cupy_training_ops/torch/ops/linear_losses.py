@@ -137,8 +137,9 @@ class _Sums:
 
     def divide(self, divisor: Tensor) -> None:
         """Undo the scales, and divide all gradients by a number, a tensor of shape ()."""
+        divisor = divisor.reshape(1)  # without a dimension, it would be rounded to 16 bits on a GPU
         if self.of_hidden is not None:
-            self.of_hidden /= divisor.reshape(1)  # which is rounded to 16 bits without a dimension
+            self.of_hidden /= divisor
         if self.of_bias is not None:
             self.wide_bias /= divisor * self.scale
             self.of_bias.copy_(self.wide_bias)
