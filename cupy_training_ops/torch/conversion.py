@@ -166,7 +166,10 @@ def _class_reason(module: torch.nn.Module) -> str:
 def _of_pytorch(module: torch.nn.Module) -> Any:
     """Return the class that one of PyTorch's own modules gets, a text that says why it is left, or
     None for other modules."""
-    replacement: Any = _REPLACEMENTS.get(type(module))
+    cls = type(module)
+    replacement: Any = _REPLACEMENTS.get(cls)
+    if replacement and not nn.has_own_forward(cls):
+        return f"another forward pass was put into the class {cls.__name__}"
     argument = replacement and replacement.unsupported_argument(module)
     if not argument:
         return replacement

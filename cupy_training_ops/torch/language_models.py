@@ -46,11 +46,18 @@ def replacement(module: torch.nn.Module) -> Any:
         return None
     name, parts = cls.__name__, {*vars(module), *module._parameters, *module._modules}
     if name.endswith(_HEADED):
-        return _head_reason(cls) or subclass_of(cls)
-    if name in _FORMS or name.endswith(RMS_NORM):
-        has_form = _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts
-        return subclass_of(cls) if has_form else None
-    return subclass_of(cls) if name in _GELUS else None
+        reason = _head_reason(cls)
+    elif name in _FORMS or name.endswith(RMS_NORM):
+        if not _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts:
+            return None
+        reason = ""
+    elif name in _GELUS:
+        reason = ""
+    else:
+        return None
+    if not reason and not nn.has_own_forward(cls):
+        reason = f"another forward pass was put into the class {name}"
+    return reason or subclass_of(cls)
 
 
 @functools.cache
@@ -104,6 +111,7 @@ _GATES = {
 
 
 # Each returns a forward pass for a subclass of `cls`; where it does not apply, that of `cls` runs.
+# So does another one that was put into `cls` since: `own` is the one whose place is taken.
 
 
 def _norm_forward(cls: Any) -> _Forward:
@@ -113,9 +121,11 @@ def _norm_forward(cls: Any) -> _Forward:
     of cls. In an exported program it is that of cls.
     """
 
+    own = cls.forward
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
-        if nn.is_exported(hidden_states):
+        if cls.forward is not own or nn.is_exported(hidden_states):
             return cls.forward(self, hidden_states)
         if nn.is_compiling():  # the compiler fuses the class's own pass; only the dtype is ours
             return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
@@ -127,8 +137,10 @@ def _norm_forward(cls: Any) -> _Forward:
 def _offset_norm_forward(cls: Any) -> _Forward:
     """Return the pass of an RMS norm that scales by 1 + weight."""
 
+    own = cls.forward
+
     def forward(self: Any, x: Tensor) -> Tensor:
-        if nn.is_compiling() or nn.is_exported(x):
+        if cls.forward is not own or nn.is_compiling() or nn.is_exported(x):
             return cls.forward(self, x)
         weight = self.weight
         # 16 bits would round 1 + weight, as the module's own pass does not.
@@ -141,9 +153,10 @@ def _offset_norm_forward(cls: Any) -> _Forward:
 def _gelu_forward(cls: Any) -> _Forward:
     """Return the pass of a GELU, of the form that _GELUS says."""
     approximate: Any = _GELUS[cls.__name__]
+    own = cls.forward
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        if nn.is_compiling() or nn.is_exported(input):
+        if cls.forward is not own or nn.is_compiling() or nn.is_exported(input):
             return cls.forward(self, input)
         return functional.gelu(input, approximate)
 
@@ -162,7 +175,8 @@ def _gate_of(activation: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor] 
     gate = _GATES.get(cls.__name__)
     if gate is None or not cls.__module__.startswith(("torch.nn.", "transformers.")):
         return None
-    return None if "forward" in vars(activation) or _has_hooks(activation) else gate
+    is_own = nn.has_own_forward(cls) and "forward" not in vars(activation)
+    return gate if is_own and not _has_hooks(activation) else None
 
 
 class _TwoCasts(torch.autograd.Function):  # type: ignore[misc]
@@ -204,9 +218,12 @@ def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]
 def _gated_forward(cls: Any) -> _Forward:
     """Return the pass of down(activation(gate(x)) * up(x))."""
 
+    own = cls.forward
+
     def forward(self: Any, x: Tensor) -> Tensor:
-        gate = _gate_of(self.act_fn)
-        if gate is None or nn.is_compiling() or nn.is_exported(x):
+        applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(x)
+        gate = _gate_of(self.act_fn) if applies else None
+        if gate is None:
             return cls.forward(self, x)
         for_gate, for_value = _inputs_of_both(x, self.gate_proj, self.up_proj)
         return self.down_proj(gate(self.gate_proj(for_gate), self.up_proj(for_value)))
@@ -217,9 +234,11 @@ def _gated_forward(cls: Any) -> _Forward:
 def _halves_forward(cls: Any) -> _Forward:
     """Return the pass of down(value * silu(gate)), halves of rows of one layer's result."""
 
+    own = cls.forward
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        is_silu = _gate_of(self.activation_fn) is functional.swiglu
-        if not is_silu or nn.is_compiling() or nn.is_exported(hidden_states):
+        applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(hidden_states)
+        if not applies or _gate_of(self.activation_fn) is not functional.swiglu:
             return cls.forward(self, hidden_states)
         return self.down_proj(functional.swiglu_halves(self.gate_up_proj(hidden_states)))
 
@@ -229,9 +248,12 @@ def _halves_forward(cls: Any) -> _Forward:
 def _gated_t5_forward(cls: Any) -> _Forward:
     """Return the pass of wo(dropout(activation(wi_0(x)) * wi_1(x)))."""
 
+    own = cls.forward
+
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        gate = _gate_of(self.act)
-        if gate is None or nn.is_compiling() or nn.is_exported(hidden_states):
+        applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(hidden_states)
+        gate = _gate_of(self.act) if applies else None
+        if gate is None:
             return cls.forward(self, hidden_states)
         for_gate, for_value = _inputs_of_both(hidden_states, self.wi_0, self.wi_1)
         hidden = self.dropout(gate(self.wi_0(for_gate), self.wi_1(for_value)))
@@ -523,7 +545,7 @@ def _headed_forward(cls: Any) -> _Forward:
 
     With labels, in training or with skip_logits=True, its result has no logits.
     """
-    kind, names = _MODELS[cls.__name__], _parameters(cls)
+    kind, names, own = _MODELS[cls.__name__], _parameters(cls), cls.forward
     outputs_of = importlib.import_module("transformers.modeling_outputs")
     output = getattr(outputs_of, kind.output)
     fields = [each.name for each in dataclasses.fields(output)]
@@ -540,7 +562,7 @@ def _headed_forward(cls: Any) -> _Forward:
         named.update(zip(names, arguments, strict=False))
         labels = named.pop("labels", None)
         skips = self.training if skip_logits is None else skip_logits
-        if labels is None or not skips or nn.is_exported(labels):
+        if labels is None or not skips or cls.forward is not own or nn.is_exported(labels):
             return cls.forward(self, labels=labels, **named)
         head = self.get_submodule(kind.head)
         reason = _unserved(head, named)

@@ -8,6 +8,7 @@ around them. Results have the same dtype as in eager mode. Exported programs hav
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -368,6 +369,28 @@ _REPLACES = "_replaced_class"
 def is_replacing(cls: type) -> bool:
     """Return True if a class was made by `replacing`, or is one of the modules here."""
     return _REPLACES in vars(cls) or cls.__module__ == __name__
+
+
+def has_own_forward(cls: Any) -> bool:
+    """Return False if another library put a forward pass into a class, or a decorator around it.
+
+    Of a subclass that `replacing` made it is the class that was replaced.
+    """
+    cls = vars(cls).get(_REPLACES, cls)
+    return _is_own_forward(cls, cls.forward)
+
+
+@functools.cache
+def _is_own_forward(cls: Any, forward: Any) -> bool:
+    """Return True if a function, and what it decorates, are of the library that has the class."""
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    homes = owner.__module__.partition(".")[0], "torch"
+    while hasattr(forward, "__wrapped__"):
+        if getattr(forward, "__globals__", {}).get("__name__", "").partition(".")[0] not in homes:
+            return False
+        forward = forward.__wrapped__
+    names = getattr(forward, "__module__", ""), getattr(forward, "__qualname__", "")
+    return names == (owner.__module__, f"{owner.__qualname__}.forward")
 
 
 def _blank(make: Callable[[Any], Any], cls: Any) -> Any:

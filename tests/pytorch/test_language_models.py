@@ -893,6 +893,39 @@ def test_rotated_attention_is_differentiated_twice(rotations) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("part", ["norm", "gated", "activation", "head", "gelu"])
+def test_a_forward_pass_that_is_put_into_a_class_runs(monkeypatch, labels, part, is_late) -> None:
+    """Before the conversion, which leaves such a class, or after it."""
+    family = "gpt2" if part == "gelu" else "llama"
+    model, calls = model_of(family), []
+    layer = None if part == "gelu" else model.model.layers[0]
+    module = {
+        "norm": lambda: layer.input_layernorm,
+        "gated": lambda: layer.mlp,
+        "activation": lambda: layer.mlp.act_fn,
+        "head": lambda: model,
+        "gelu": lambda: model.transformer.h[0].mlp.act,
+    }[part]()
+    cls, own = type(module), type(module).forward
+
+    @functools.wraps(own)
+    def noting(self, *arguments, **named):
+        calls.append(self)
+        return own(self, *arguments, **named)
+
+    if not is_late:
+        monkeypatch.setattr(cls, "forward", noting)
+    result = convert(model)
+    monkeypatch.setattr(cls, "forward", noting)
+    model(**inputs_of(family, labels)).loss.backward()
+    assert module in calls
+    if part != "activation":
+        names = [name for name, each in model.named_modules() if each is module]
+        reason = f"another forward pass was put into the class {cls.__name__}"
+        assert result.left.get(names[0]) == (None if is_late else reason)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtype) -> None:
     """Under autocast queries are of 16 bits and angles of 32: transformers promotes what attention

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 from types import SimpleNamespace
@@ -213,6 +214,25 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, is_wrapped) -> None:
+    """As libraries patch PyTorch's classes."""
+    own, x = theirs.LayerNorm.forward, leaf(3, 8)
+
+    def doubled(self, input):
+        return 2 * own(self, input)
+
+    monkeypatch.setattr(
+        theirs.LayerNorm, "forward", functools.wraps(own)(doubled) if is_wrapped else doubled
+    )
+    left = theirs.Sequential(theirs.LayerNorm(8), theirs.GELU()).double()
+    expected = left(x)
+    result = convert(left)
+    assert result.left == {"0": "another forward pass was put into the class LayerNorm"}
+    assert result.swapped == {"1": "GELU"}
+    torch.testing.assert_close(left(x), expected)
+
+
 def test_a_loss_against_probabilities_is_pytorchs(leaf) -> None:
     """As of mixed images: who converts a model does not know its labels."""
     scores, target = leaf(4, 6), leaf(4, 6, gradients=False).softmax(1)
@@ -351,6 +371,7 @@ def rms_norm_of(module_name: str, name: str, **named: float):
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * x.to(hidden_states.dtype)
 
+    forward.__module__, forward.__qualname__ = module_name, f"{name}.forward"  # as in a class body
     made = type(name, (theirs.Module,), {"forward": forward, "__module__": module_name})()
     made.weight = theirs.Parameter(torch.rand(16) + 0.5)
     vars(made).update(named)
