@@ -291,11 +291,20 @@ def _of_large_rows(x, w):
             ),
             [(64, 16), (4, 16)],
         ),
+        (
+            lambda x, w: functional.linear_cross_entropy(
+                x * 256, w / 2**14, torch.zeros(4096, dtype=torch.int64), reduction="sum"
+            ),
+            [(4096, 16), (4, 16)],
+        ),
     ],
-    ids=["z-loss", "large z-loss", "probabilities", "positions", "layer's z-loss", "small layer"],
+    ids=[
+        *("z-loss", "large z-loss", "probabilities", "positions"),
+        *("layer's z-loss", "small layer", "small weight"),
+    ],
 )
 def test_gradients_of_float16_have_room_for_the_scale_they_wait_with(leaf, loss, shapes) -> None:
-    """None overflows that would not without it."""
+    """None overflows, or is lost, that would not without it."""
     layer = [leaf(*shape).detach().half().requires_grad_() for shape in shapes]
     with torch.autocast("cpu", torch.float16):
         results = torch.autograd.grad(loss(*layer), layer)
