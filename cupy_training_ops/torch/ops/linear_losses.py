@@ -481,8 +481,9 @@ def _sum_chunks(
     """Return the loss, a sum or one of each row, and the gradients of hidden, weight and bias.
 
     layer: hidden, weight, bias. mask: which gradients are computed; the others are empty. divisor:
-    of the gradients only, a number or tensor of shape () or (3,), powers of two times another. Chunks are summed without the rows of
-    `sums.apart`, divided, and then those rows are added.
+    of the gradients only, a number or tensor of shape (), or of (3,), powers of two times one
+    number. Chunks are summed without the rows of `sums.apart`, divided, and then those rows are
+    added.
     """
     if chunk_rows < 0:
         refuse("cto::linear_cross_entropy", "chunk_rows", "0 or more", f"{chunk_rows}")
@@ -601,7 +602,7 @@ def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     """Save the mask of gradients, the three gradients that the forward pass computed, and their
-    scale."""
+    scales."""
     ctx.mask = tuple(arguments[7])
     ctx.save_for_backward(*results[1:5])
 
