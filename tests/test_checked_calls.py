@@ -8,11 +8,12 @@ import weakref
 
 import numpy as np
 import pytest
-from probe.frame_probe import ProbeCopy
+from probe.frame_probe import ProbeCopy, ProbeDelegate
 from probe.list_probe import (
     ProbeDescend,
     ProbeMomentum,
 )
+from probe.probe import ProbeCut
 
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.testing.compare import assert_matches
@@ -90,3 +91,32 @@ def test_what_a_call_refuses_is_refused_when_it_is_checked(anywhere) -> None:
     with pytest.raises(ArgumentError, match="Gs: expected a name among"):
         call(Gs=ones(anywhere))
     assert_matches(anywhere.host(ws[0]), np.ones(3, np.float32), 0)
+
+
+@pytest.mark.parametrize(("op", "value"), [(ProbeCut, (100, 200)), (ProbeDelegate, 2.0)])
+def test_a_call_that_returns_other_arrays_each_time_is_not_checked(anywhere, op, value) -> None:
+    opened, x = op().bound(..., value), anywhere.place(np.ones(300, np.float32))
+    with pytest.raises(ArgumentError, match=f"^{op.name}: checked: expected a call that writes"):
+        opened.checked(X=x)
+    assert len(opened(X=x)) == 2
+
+
+class Emptied(dict):
+    """A table that another thread empties between two look-ups."""
+
+    def __contains__(self, key: object) -> bool:
+        is_there = super().__contains__(key)
+        self.clear()
+        return is_there
+
+
+def test_another_thread_empties_the_table_of_addresses(anywhere) -> None:
+    x, y = ones(anywhere, 3.0)[0], ones(anywhere, 0.0)[0]
+    opened = ProbeCopy().bound(..., out=y)
+    opened(X=x)
+    (form,) = opened._forms.values()
+    (call,) = form._calls.values()
+    call._placed = Emptied(call._placed)
+    x[...] = 5.0
+    opened(X=x)
+    assert_matches(anywhere.host(y), np.full(3, 5.0, np.float32), 0)

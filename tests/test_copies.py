@@ -40,6 +40,23 @@ def test_an_optimizer_goes_on_from_a_copy(kind, again, anywhere, rng) -> None:
     assert optimizer.state_dict().get("step") == other.state_dict().get("step")
 
 
+def test_a_shallow_copy_follows_the_counts_that_it_shares(anywhere, rng) -> None:
+    """Steps of either are steps of both, also where the other divided the counts meanwhile."""
+    first, second = ([rng.standard_normal(n, np.float32) for n in (5, 300)] for _ in range(2))
+    gradients = [anywhere.place(g) for g in second]
+    one, alone = (cto.AdamW([anywhere.place(w) for w in first]) for _ in range(2))
+    other = copy.copy(one)
+    for optimizer, given in (
+        (other, gradients), (other, gradients), (one, [gradients[0], None]),
+        (other, gradients), (other, gradients), (one, gradients),
+    ):  # fmt: skip
+        optimizer.step(given)
+        alone.step(given)
+    assert one.state_dict()["step"] == alone.state_dict()["step"] == {"0": 6, "1": 5}
+    for own, expected in zip(one.parameters, alone.parameters, strict=True):
+        assert_matches(anywhere.host(own), anywhere.host(expected), 0)
+
+
 def copies_for(anywhere):
     return [anywhere.place(np.zeros(n, np.float16)) for n in (5, 300)]
 

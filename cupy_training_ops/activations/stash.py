@@ -60,7 +60,8 @@ class StashEntry(Entry):
     spec: Spec
     device: int  # the array's, by index
     streams: Streams  # the device's side stream, which encodes and decodes
-    place: tuple[object, ...]  # (name, need, dtype, shape, device): the same in each step
+    # (name, need, codec, dtype, shape, device), of which steps that are alike have the same.
+    place: tuple[object, ...]
     row: dict[str, Any]  # in the report: codec, need, before and after in bytes
     statistics: HeldBytes
     entries: dict[str, StashEntry]  # the stash's, by name
@@ -268,7 +269,7 @@ class ActivationStash(Summary):
             spec=spec,
             device=device,
             streams=self._streams_of(x, device),
-            place=(name, need, dtype, shape, device),
+            place=(name, need, codec, dtype, shape, device),
             row={"codec": codec, "need": need, "before": spec.nbytes},
             statistics=self._statistics,
             entries=self._entries,
@@ -403,18 +404,13 @@ class ActivationStash(Summary):
             if out is not None:
                 refuse(NAME, "out", f"None for {entry.name!r}, which is kept as it is", "an array")
             return entry.original
-        target = adopt(NAME, "out", out)
-        if entry.decoded is None:
+        target, ahead = adopt(NAME, "out", out), entry.decoded
+        if ahead is None or target is not None:  # the decoder checks `out`
             self._decode(entry, target)
-        else:
+        if ahead is not None:
             self._statistics.add(-entry.spec.nbytes)
-        streams, decoded = entry.streams, entry.decoded
-        streams.join(streams.current(), entry.mark)
-        if out is None:
-            return decoded
-        if decoded is not target:  # it was decoded ahead, without `out`
-            target[...] = decoded
-        return out
+        entry.streams.join(entry.streams.current(), entry.mark)
+        return entry.decoded if out is None else out
 
     def _decode(self, entry: StashEntry, out: Any = None) -> None:
         """Queue the decoding of an entry on the side stream, into the array `out` or a new one; set

@@ -214,7 +214,10 @@ class OpenCall(AtAddresses):
             return foreign.give_back(call.launch(adopted, changing, foreign=foreign))
 
     def checked(self, **arguments: object) -> CheckedCall:
-        """Check the call with these arguments; return an object that launches it, repeatedly."""
+        """Check the call with these arguments; return an object that launches it, repeatedly.
+
+        Refused for operators that return other arrays at each call, as views.
+        """
         values, changing = self._open_values(arguments)
         match = self._match(values)
         if match is not None:
@@ -393,6 +396,8 @@ class _PartialCall:
         It does not reference open arrays of which kernels read addresses from structs alone.
         """
         call = self.call
+        if not call.repeats:
+            refuse(self._op.name, "checked", "a call that writes arrays", "one that returns others")
         inputs, placed = self._place(values, changing, addresses)
         if self._saved is None or placed is None:
             saved = _save(call, inputs, self._out)
@@ -414,15 +419,18 @@ class _PartialCall:
             lists = (as_list(inputs[place]) for place in self._arrays)
             addresses = [at for arrays in lists for at in call.backend.pointers(arrays)]
         key = tuple(addresses)
-        if key not in self._placed:
-            every = self._known.copy()
-            every[self._at] = addresses
-            if self._overlap is not None:
-                self._overlap.refuse(every)
-            if len(self._placed) >= _MAX_PLACED:
-                self._placed.clear()
-            self._placed[key] = call.placed_at(every)
-        return inputs, self._placed[key]
+        try:  # one look-up: another thread may empty the table
+            return inputs, self._placed[key]
+        except KeyError as error:
+            raise_if_from_handler(error)
+        every = self._known.copy()
+        every[self._at] = addresses
+        if self._overlap is not None:
+            self._overlap.refuse(every)
+        if len(self._placed) >= _MAX_PLACED:
+            self._placed.clear()
+        placed = self._placed[key] = call.placed_at(every)
+        return inputs, placed
 
 
 def _fill(inputs: Arguments, places: Iterable[int], values: Sequence[Any]) -> Arguments:

@@ -78,15 +78,18 @@ class Step(NamedTuple):
 
     known: SameArrays | None  # record of the arguments; None if a step can never be repeated
     variant: object  # `_variant` of the operator
+    parts: object  # `Counts.parts`, whose counts the updates have; None if steps are not counted
     norm: CheckedCall | None  # measures the norm of all gradients, if there are several updates
     updates: Sequence[CheckedCall]  # each of parameters with one count of steps
 
-    def has(self, variant: object, given: Arrays) -> bool:
+    def has(self, variant: object, parts: object, given: Arrays) -> bool:
         """Return True if these calls can make a step with other arguments.
 
-        variant: `_variant` for its max_norm. given: its (gradients, lr, loss_scale, max_norm).
+        variant: `_variant` for its max_norm. parts: as they are now, also after a step of a copy
+        that shares them. given: its (gradients, lr, loss_scale, max_norm).
         """
-        return self.known is not None and variant == self.variant and self.known.has(given)
+        is_same = parts is self.parts and variant == self.variant
+        return is_same and self.known is not None and self.known.has(given)
 
     @property
     def over_tensors(self) -> bool:
@@ -168,10 +171,10 @@ class Optimizer:
         # True if all are PyTorch tensors on a GPU, which operators take as they are.
         self._natively = are_native(CLOSED, (parameters, low_precision), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters = tuple(parameters)  # the caller's own objects
+        vars(self).update(parameters=tuple(parameters))
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
-        self.names = self._checked_names(names)
+        vars(self).update(names=self._checked_names(names))
         given_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
@@ -185,6 +188,18 @@ class Optimizer:
         self._counts = Counts(self.gradient_norm, len(self._weights)) if self.counts else None
         self._whole = Whole(type(self).__name__)
         self._place()
+
+    @property
+    def parameters(self) -> Arrays:
+        """The caller's own arrays, which steps update; they cannot be replaced by others."""
+        arrays: Arrays = vars(self)["parameters"]
+        return arrays
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names in a state."""
+        texts: tuple[str, ...] = vars(self)["names"]
+        return texts
 
     def _place(self) -> None:
         """Sort the operator's inputs by who has them, and forget all prepared calls.
@@ -329,7 +344,7 @@ class Optimizer:
         state: of which only "step" is read. moments: {moment: an array for each parameter}.
         """
         with self._whole.lock:
-            self._last, self._whole.is_torn = None, True
+            self._whole.is_torn = True
             if self._counts is not None:
                 self._counts.load(states.steps(self.names, state["step"]))
             for i, arrays in enumerate(zip(*moments.values(), strict=True)):
@@ -386,7 +401,7 @@ class Optimizer:
         last = self._last
         if not self._watched.are_same():
             self._adopt_again()
-        elif last is not None and last.has(self._variant(given[-1]), given):
+        elif last is not None and last.has(self._variant(given[-1]), self._parts(), given):
             last.launch(given, self._whole)
             return
         step = self._new_step(given) if self._natively else None
@@ -398,6 +413,10 @@ class Optimizer:
             step = self._new_step(given)
             if step is not None:
                 step.launch(given, self._whole)
+
+    def _parts(self) -> object:
+        """Return the parts of parameters that are counted together; None without counts."""
+        return None if self._counts is None else self._counts.parts
 
     def _raise_versions(self, gradients: Sequence[Any]) -> None:
         """Raise autograd's version counters of the tensors that a step wrote."""
@@ -415,7 +434,6 @@ class Optimizer:
         places, gradients = self._with_gradients(given[0])
         if not gradients:
             return None
-        self._last = None  # its updates count by parts, which `of` may take apart
         parts = [_WHOLE] if self._counts is None else self._alike(self._counts.of(places))
         norm, updates = None, list[CheckedCall]()
         if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:  # all or none
@@ -424,7 +442,7 @@ class Optimizer:
             norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
         tensors = self._backend.has_tensors  # a tensor's memory may become another
         known = None if tensors else known_of(self._backend, given)
-        step = Step(known, self._variant(given[-1]), norm, updates)
+        step = Step(known, self._variant(given[-1]), self._parts(), norm, updates)
         self._last = None if known is None else step
         return step
 

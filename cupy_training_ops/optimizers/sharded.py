@@ -95,12 +95,13 @@ class Share(Layout):
         flat = {name: on_host(array).reshape(-1) for name, array in moment.items()}
         return [flat[name][start:stop] for name, start, stop in self.pieces]
 
-    def merge(self, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
-        """Join this rank's pieces, in order, to {parameter: flat array}, as a share has them."""
+    def merge(self, moment: str, pieces: Sequence[HostArray]) -> dict[str, HostArray]:
+        """Join this rank's pieces of a moment, in order, to {parameter: flat array}, as a share has
+        them."""
         lists: dict[str, list[HostArray]] = {name: [] for name in self.shapes}
         for (name, *_), piece in zip(self.pieces, pieces, strict=True):
             lists[name].append(piece)
-        empty = np.empty(0, pieces[0].dtype if pieces else np.float32)
+        empty = np.empty(0, self.moments[moment])
         return {name: np.concatenate([empty, *own]) for name, own in lists.items()}
 
     def pieces_of(self, moment: Mapping[str, Any]) -> list[HostArray]:
@@ -155,6 +156,7 @@ class Cut(NamedTuple):
 
     known: SameArrays | None  # record of the arguments; None if it can never be used again
     places: Places  # of the parameters with gradients
+    counts: object  # `Counts.parts`, whose counts the updates have
     parts: list[Any]  # this rank's pieces of these gradients, then the padding's
     updates: Updates
 
@@ -235,13 +237,13 @@ class AdamW(adam.AdamW):
         low_precision."""
         refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
-        self.parameters, self._given_copies = tuple(parameters), copies
+        vars(self).update(parameters=tuple(parameters), _given_copies=copies)
         if copies is not None:
             self._check_length("low_precision", copies)
         self._take_arrays()
         self.lr = self._checked_rate(lr)
         self._dtype()
-        self.names = self._checked_names(names)
+        vars(self).update(names=self._checked_names(names))
         self._check_shapes("parameters", self._every, self._weights)
         self._check_shapes("low_precision", *self._copies_of(self._every))
 
@@ -292,7 +294,7 @@ class AdamW(adam.AdamW):
         self._last_cut = None
         self._take_arrays()
         weights, self._inner._given_copies = self._own_parts()
-        self._inner.parameters = tuple(weights)
+        vars(self._inner).update(parameters=tuple(weights))
         self._inner._adopt_again()
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -404,9 +406,9 @@ class AdamW(adam.AdamW):
     def _last_parts(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut | None:
         """Return the previous step's calls if its arguments were the same, else None."""
         last = self._last_cut
-        if last is None or last.places != places or last.known is None:
+        if last is None or last.places != places or last.counts is not self._counts.parts:
             return None
-        return last if last.known.has((gradients, *numbers)) else None
+        return last if last.known and last.known.has((gradients, *numbers)) else None
 
     def _prepare(self, places: Places, gradients: list[Any], numbers: Arrays) -> Cut:
         """Check the arguments of a step and prepare its updates.
@@ -421,9 +423,10 @@ class AdamW(adam.AdamW):
         if unowned:
             known = known_of(backend, (gradients, *numbers))
         every = self._parts_of(arrays, padding, unowned or slice_of)
-        self._last_cut, counts = None, self._counts.of(places)
+        counts = self._counts.of(places)
         updates = [self._turn(own, counts, every, numbers) for own, _ in self._operators(places)[1]]
-        cut = Cut(known, places, [part for part in every if part is not None], updates)
+        own = [part for part in every if part is not None]
+        cut = Cut(known, places, self._counts.parts, own, updates)
         self._last_cut = cut if known else None  # it keeps gradients alive
         return cut
 
@@ -564,7 +567,6 @@ class AdamW(adam.AdamW):
             layout.check(state)
             pieces = {m: share.shard(state[m]) for m in self.moments}
         with self._whole.lock:
-            self._last_cut = None
             self._load(state, pieces)
 
     def save(self, file: StrPath | BinaryFile, sharded: bool = False, *, sync: bool = True) -> None:
@@ -589,7 +591,7 @@ class AdamW(adam.AdamW):
     def _share_of(self, moment: str) -> dict[str, Any]:
         """Return this rank's elements of a moment, {parameter: flat NumPy array}."""
         own = map(host_copy, self._moments[moment])
-        return self._share.merge(list(own)[: len(self._pieces)])
+        return self._share.merge(moment, list(own)[: len(self._pieces)])
 
     def _gather(self, place: int) -> list[Any]:
         """Gather the moments of parameters[place] from all ranks; return NumPy arrays of its shape.

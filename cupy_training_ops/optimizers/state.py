@@ -198,6 +198,11 @@ class Counts:
         self._parts = [Part(tuple(range(n_parameters)), zeros(like, (), INT64))]
         overwrite(self._parts[0].count, np.array(1))
 
+    @property
+    def parts(self) -> list[Part]:
+        """Return all parts: another list once some are divided, or counts are loaded."""
+        return self._parts
+
     def of(self, places: Places) -> list[Part]:
         """Return parts that hold exactly the parameters with indices `places`.
 

@@ -246,3 +246,21 @@ def test_so_does_what_one_over_ranks_raises() -> None:
         )
 
     results(in_threads(2, trained))
+
+
+@pytest.mark.parametrize("name", ["parameters", "names"])
+def test_neither_parameters_nor_names_can_be_replaced(name) -> None:
+    """Steps would go on with those of the constructor, and states lose one of equal names."""
+
+    def replaced(group=None) -> list[str]:
+        over = {} if group is None else {"group": group}
+        optimizers = [cto.AdamW([P.copy()], **over)]
+        optimizers += [] if over else [cto.SGD([P.copy()]), cto.Adam([P.copy()])]
+        for optimizer in optimizers:
+            with pytest.raises(AttributeError, match=f"property '{name}' of .* has no setter"):
+                setattr(optimizer, name, ["w"])
+            optimizer.step([G])
+        return [list(optimizer.names) for optimizer in optimizers]
+
+    assert replaced() == [["0"]] * 3
+    assert list(results(in_threads(1, replaced))) == [[["0"]]]

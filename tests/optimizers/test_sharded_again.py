@@ -13,6 +13,7 @@ from optimizers.test_sharded_steps import Noted
 import cupy_training_ops as cto
 from cupy_training_ops.families.collective.queue import CallsAtAddresses
 from cupy_training_ops.optimizers import sharded
+from cupy_training_ops.optimizers.state import Counts
 from cupy_training_ops.process_group import nccl
 
 hollows = pytest.importorskip("cupy_training_ops.testing.hollow")
@@ -92,3 +93,19 @@ def test_the_memory_of_gradients_is_not_kept(played) -> None:
         means = played(gradients)[1][0]
         places = [expected[0], expected[0] + 4 * 512, *expected[1:]]
         assert [source for _, source, *_ in means] == places
+
+
+def test_a_step_that_stops_as_counts_are_taken_apart_leaves_no_calls(played, monkeypatch) -> None:
+    """Those of the step before it have one count for all parameters."""
+    gradients, of = made(), Counts.of
+    assert [played(gradients)[0] for _ in range(2)] == [1, 0]
+
+    def stopped(counts, places) -> None:
+        of(counts, places)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counts, "of", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            played([None, *gradients[1:]])
+    assert played(gradients)[0] == 1

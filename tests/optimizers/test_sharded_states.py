@@ -178,3 +178,29 @@ def test_a_share_is_refused_where_there_are_no_ranks(tmp_path) -> None:
     expected = by_means(2, 5).optimizer.state_dict()["shapes"]
     assert training.optimizer.state_dict()["shapes"] == expected
     assert training.optimizer.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "moments"), [(np.float64, None), (np.float32, None), (np.float32, "bfloat16")]
+)
+def test_a_rank_without_elements_has_a_share_too(tmp_path, dtype, moments) -> None:
+    """Few elements are all of rank 0; the others' shares are empty, in the moments' own type."""
+
+    def trained(group):
+        optimizer = cto.AdamW([np.ones(3, dtype)], moment_dtype=moments, group=group)
+        optimizer.step([np.ones(3, dtype)])
+        share, file = optimizer.state_dict(sharded=True), tmp_path / f"{group.rank}.npz"
+        optimizer.save(file, sharded=True)
+        for load, state in ((optimizer.load_state_dict, share), (optimizer.load, file)):
+            load(state)
+        sizes = optimizer.group.size, share["moment_1"]["0"].size
+        return sizes, share, optimizer.state_dict()["step"]
+
+    sizes, shares, steps = zip(*results(in_threads(3, trained)), strict=True)
+    assert sizes == ((3, 3), (3, 0), (3, 0))
+    assert steps == (1, 1, 1)
+    (group,) = cto.ProcessGroup.in_threads(1)
+    with group:
+        cto.AdamW([np.ones(3, dtype)], moment_dtype=moments, group=group).load_state_dict(
+            list(shares)
+        )

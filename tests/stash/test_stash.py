@@ -292,6 +292,27 @@ def test_buffers_are_kept_for_the_next_step(rng) -> None:
     assert codes[0] is codes[1]
 
 
+def test_buffers_of_one_codec_serve_no_other(rng, monkeypatch) -> None:
+    """A policy may choose another codec in each step; a failed check forbids its codec alone."""
+    from cupy_training_ops.call.backends import NumpyBackend
+
+    x, chosen = activation(rng, (8, 64)), ["pack16"]
+    stash = ActivationStash(lambda *_: chosen[0], keep_buffers=True)
+
+    def step() -> None:
+        with stash:
+            stash.put("x", x)
+            y = stash.get("x", out=np.empty_like(x))
+        assert y.tobytes() == cto.compress(x, chosen[0]).decompress().tobytes()
+
+    for codec in ("pack16", "msfp15", "pack8", "pack16"):
+        chosen[0] = codec
+        step()
+    stash._pending.decisions = {place: "pack8" not in place for place in stash._buffers}
+    monkeypatch.setattr(NumpyBackend, "capturing", lambda *_: True)
+    step()
+
+
 # ---- training ------------------------------------------------------------------------------------
 
 

@@ -112,6 +112,22 @@ def test_what_was_decoded_ahead_is_copied_into_out(rng) -> None:
     assert stash.report()["peak"] < sum(x.nbytes for x in arrays) * 2
 
 
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_out_is_checked_alike_whether_decoded_ahead_or_not(rng, is_ahead) -> None:
+    x = activation(rng)
+    outs = np.empty((2, *x.shape), x.dtype), np.empty(x.shape), np.empty(x.shape[::-1], x.dtype).T
+    with late_stash("lossless") as stash:
+        stash.put("0", x)
+        if is_ahead:
+            stash.put("1", x)
+            stash.get("1")
+        for out, message in zip(outs, ("shape", "dtype", "a C-contiguous array"), strict=True):
+            with pytest.raises(cto.OpError, match=rf"Decoder: out \(Y\): expected {message}"):
+                stash.get("0", out=out)
+        assert (stash.get("0") == x).all()
+        assert stash._statistics.held == 0
+
+
 class Memory(bytearray):
     """Page-locked."""
 

@@ -459,6 +459,14 @@ class TritonOp(_Delegating):
         more = {k: v for k, v in attributes.items() if k not in declared}
         vars(self).update(keywords=MappingProxyType(more))
 
+    @classmethod
+    def shared(cls, **attributes: object) -> Self:
+        """Return one instance for equal attributes; a new one for lists and arrays, which the
+        caller or the function may change."""
+        if any(isinstance(value, list | np.ndarray) for value in attributes.values()):
+            return cls.to_share(**attributes)
+        return super().shared(**attributes)
+
     @property
     def attribute_values(self) -> dict[str, object]:
         """Return the attributes, and the function's keywords."""

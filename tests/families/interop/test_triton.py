@@ -34,6 +34,25 @@ def test_keywords_are_any_objects(place, registered) -> None:  # noqa: ARG001
     assert op.keywords["c"] is options["c"]
 
 
+def test_a_keyword_that_changes_is_another_call(place, registered) -> None:  # noqa: ARG001
+    """Also after calls with equal ones, and if the function changes its own."""
+    got = []
+
+    def takes(x, rows):
+        got.append(list(rows))
+        rows[0] = -1
+        return x
+
+    cto.register_triton_op("takes", takes)
+    x, rows, array = place(X), [1, 2], np.array([5, 6])
+    for value in (rows, [1, 2], array, np.array([5, 6])):
+        cto.triton_op([x], func_name="takes", rows=value)
+    assert (rows, array.tolist()) == ([-1, 2], [-1, 6])
+    for value in (rows, [1, 2]):
+        cto.triton_op([x], func_name="takes", rows=value)
+    assert got == [[1, 2], [1, 2], [5, 6], [5, 6], [-1, 2], [1, 2]]
+
+
 def test_no_other_operator_takes_keywords() -> None:
     takers = {name for name in cto.registry.names() if cto.get_op(name).takes_keywords}
     assert takers == {"TritonOp"}
