@@ -342,8 +342,11 @@ def _with_rotation(forward: Any, rotate: Callable[..., Any]) -> Any:
 
 
 @functools.cache
-def _rotating(forward: Any, home: str) -> Any:
-    """Return a copy of a forward pass that rotates in one pass; where that may not be, itself."""
+def _rotating(forward: Any, home: str, casts: bool) -> Any:
+    """Return a copy of a forward pass that rotates in one pass; where that may not be, itself.
+
+    casts: rows of 16 bits may be rotated by angles of float32, `_casts_rotated`.
+    """
     if _rotation_reason(forward, home):
         return forward
     names = inspect.unwrap(forward).__globals__
@@ -353,7 +356,7 @@ def _rotating(forward: Any, home: str) -> Any:
         theirs = names[_ROTATE]
         if theirs is not known:  # another library's since
             return theirs(q, k, cos, sin, unsqueeze_dim)
-        reason = _unrotated(q, k, cos, sin, unsqueeze_dim)
+        reason = _unrotated(q, k, cos, sin, unsqueeze_dim, casts)
         if reason is not None:
             return call_pytorch(_ROTATE, reason, theirs, q, k, cos, sin, unsqueeze_dim)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
@@ -368,13 +371,20 @@ def _attention_forward(cls: Any) -> _Forward:
         hidden = arguments[0] if arguments else named.get("hidden_states")
         if nn.is_compiling() or nn.is_exported(hidden):
             return own(self, *arguments, **named)
-        return _rotating(own, cls.__module__)(self, *arguments, **named)
+        casts = not any(_has_one_type(each) for each in (*arguments, *named.values()))
+        return _rotating(own, cls.__module__, casts)(self, *arguments, **named)
 
     return forward
 
 
+def _has_one_type(argument: object) -> bool:
+    """Return True if it is a cache whose memory may have one type of keys, as a StaticCache's: one
+    that was begun in training gets others later. A DynamicCache promotes them."""
+    return hasattr(argument, "get_seq_length") and type(argument).__name__ != "DynamicCache"
+
+
 def _unrotated(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int, casts: bool
 ) -> Unserved | None:
     """Return the argument for which transformers' own function rotates."""
     if unsqueeze_dim != 1:
@@ -382,7 +392,7 @@ def _unrotated(
     if differentiates():
         return DERIVATIVE
     for name, each in (("cos", cos), ("sin", sin)):
-        is_cast = each.dtype == torch.float32 and _casts_rotated(q)
+        is_cast = casts and each.dtype == torch.float32 and _casts_rotated(q)
         if q.dtype != k.dtype or not (q.dtype == each.dtype or is_cast):
             return Unserved(name, f"{q.dtype}, as queries", str(each.dtype))
         if each.requires_grad and torch.is_grad_enabled():
@@ -399,7 +409,7 @@ def _casts_rotated(q: Tensor) -> bool:
     function, in float32.
     """
     kind = q.device.type
-    is_training = records(q) and torch.is_autocast_enabled(kind)
+    is_training = records(q) and not q.is_meta and torch.is_autocast_enabled(kind)
     return is_training and torch.get_autocast_dtype(kind) == q.dtype
 
 

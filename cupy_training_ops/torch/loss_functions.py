@@ -422,7 +422,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
             loss, gradient = DOORS[f"{prefix}cross_entropy"].every(data, *others)
             if not torch.compiler.is_compiling():
                 data.copy_(gradient)
-        ctx.scale = gradient_scale(input.dtype, others[1], others[3], *others[5:])
+        ctx.scale = gradient_scale(input, others[1], others[3], *others[5:])
         ctx.save_for_backward(gradient)
         return loss
 

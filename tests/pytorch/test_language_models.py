@@ -948,6 +948,34 @@ def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtyp
         assert (ours.grad - theirs_.grad).norm() <= 0.05 * theirs_.grad.norm()
 
 
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("trains_first", [True, False])
+def test_a_cache_under_autocast_goes_on_without_gradients(labels, kind, trains_first) -> None:
+    """Its memory may have the type of the first keys, rotated in training or not."""
+    model = model_of("llama", torch.float32)
+    converted = copy.deepcopy(model)
+    convert(converted, also=ALSO)
+    words, results = labels(CLASSES, 2, 9), []
+    for each in (converted, model):
+        named = {"max_cache_len": 12} if kind == "StaticCache" else {}
+        cache = getattr(transformers, kind)(config=each.config, **named)
+        known = inspect.signature(each.forward).parameters
+        name = next(name for name in language_models._CACHES if name in known)
+        for part, is_training in ((words[:, :6], trains_first), (words[:, 6:], not trains_first)):
+            with torch.set_grad_enabled(is_training), torch.autocast("cpu", torch.bfloat16):
+                scores = each(part, use_cache=True, **{name: cache}).logits
+        results.append(scores)
+    torch.testing.assert_close(*results, atol=0.1, rtol=0.05)
+
+
+def test_rotated_attention_of_a_model_without_memory() -> None:
+    """Autocast knows nothing of the device "meta"."""
+    model = model_of("llama", torch.float32).to("meta")
+    convert(model, also=ALSO)
+    scores = model(torch.empty(2, 5, dtype=torch.int64, device="meta")).logits
+    assert scores.shape == (2, 5, CLASSES)
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_angles_of_float32_rotate_rows_of_16_bits(leaf, kind) -> None:
     """Rounded once, to the type of the rows; the gradient, too."""

@@ -246,6 +246,73 @@ def test_a_scale_saves_small_gradients_of_float16(leaf, loss, exact, way) -> Non
         assert ((a - b).abs().amax(1) <= 2e-2 * b.abs().amax(1)).all()
 
 
+_OPPOSED = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1)  # of two classes
+
+
+def _of_one_row(x, value, **terms):
+    """Return the loss of one row, whose first score is larger by value, against its second."""
+    larger = value * torch.nn.functional.one_hot(torch.zeros(1, dtype=torch.int64), x.shape[1])
+    return functional.cross_entropy(x + larger.to(x.dtype), torch.ones(1).long(), **terms)
+
+
+def _of_counts(x):
+    counts = torch.zeros_like(x)
+    counts[:, 0] = 500.0
+    return functional.cross_entropy(x, counts, reduction="sum")
+
+
+def _of_large_rows(x, w):
+    sizes = torch.ones(64, 1, dtype=x.dtype)
+    sizes[:8] = 4.0
+    target = torch.zeros(64, dtype=torch.int64)
+    layer = (x / 64 + 10) * sizes, w / 64 - _OPPOSED[:, 0].to(w.dtype)
+    return functional.linear_cross_entropy(*layer, target, lse_square_scale=0.15)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shapes"),
+    [
+        (lambda x: _of_one_row(x, 16000.0, lse_square_scale=1e-3), [(1, 4)]),
+        (lambda x: _of_one_row(x, 30000.0, lse_square_scale=0.5), [(1, 4)]),
+        (_of_counts, [(2, 4)]),
+        (
+            lambda x, w: functional.linear_cross_entropy(
+                x / 8, w / 64 + _OPPOSED.to(w.dtype), torch.zeros(4, 40, dtype=torch.int64)
+            ),
+            [(4, 8), (2, 40, 8)],
+        ),
+        (_of_large_rows, [(64, 16), (2, 16)]),
+        (
+            lambda x, w: (
+                functional.linear_cross_entropy(
+                    x / 8192, w / 8192, torch.zeros(64, dtype=torch.int64)
+                )
+                * 2.0**24
+            ),
+            [(64, 16), (4, 16)],
+        ),
+        (
+            lambda x, w: functional.linear_cross_entropy(
+                x * 256, w / 2**14, torch.zeros(4096, dtype=torch.int64), reduction="sum"
+            ),
+            [(4096, 16), (4, 16)],
+        ),
+    ],
+    ids=[
+        *("z-loss", "large z-loss", "probabilities", "positions"),
+        *("layer's z-loss", "small layer", "small weight"),
+    ],
+)
+def test_gradients_of_float16_have_room_for_the_scale_they_wait_with(leaf, loss, shapes) -> None:
+    """None overflows, or is lost, that would not without it."""
+    layer = [leaf(*shape).detach().half().requires_grad_() for shape in shapes]
+    with torch.autocast("cpu", torch.float16):
+        results = torch.autograd.grad(loss(*layer), layer)
+    wide = [x.detach().double().requires_grad_() for x in layer]
+    for a, b in zip(results, torch.autograd.grad(loss(*wide), wide), strict=True):
+        assert (a - b).norm() <= 2e-2 * b.norm()
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
     x, y = scores

@@ -136,14 +136,16 @@ class _Sums:
             )
 
     def divide(self, divisor: Tensor) -> None:
-        """Undo the scales, and divide all gradients by a number, a tensor of shape ()."""
+        """Undo the scales, and divide the gradients by numbers, a tensor of shape (3,)."""
+        # With a dimension, as they would be rounded to 16 bits on a GPU without.
+        of_hidden, of_weight, of_bias = divisor.split(1)
         if self.of_hidden is not None:
-            self.of_hidden /= divisor
+            self.of_hidden /= of_hidden
         if self.of_bias is not None:
-            self.wide_bias /= divisor * self.scale
+            self.wide_bias /= of_bias * self.scale
             self.of_bias.copy_(self.wide_bias)
         if self.weight_sums is not None and self.of_weight is not None:
-            factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
+            factor = (self.largest if self.is_half else 1) / (of_weight * self.unit)
             for rows in chunks(len(self.weight_sums), 2 * self.weight_sums[0].nbytes):
                 torch.mul(self.weight_sums[rows], factor, out=self.of_weight[rows])
 
@@ -151,18 +153,21 @@ class _Sums:
         """Add the gradients of the rows `apart`, after `divide`.
 
         hidden: these rows of it. gradient: of their scores, which those that are added are the
-        product of with both `factors`, a number and a power of two of shape ().
+        product of with both `factors`, a number and powers of two of shape (3,).
         """
         assert self.of_weight is not None
-        alpha, power = factors
-        self.of_weight.addmm_(gradient.t(), hidden * power.to(hidden.dtype), alpha=alpha)
+        alpha, powers = factors
+        for_hidden, for_weight, for_bias = powers.split(1)
+        scaled = torch.empty_like(hidden)
+        torch.mul(hidden, for_weight, out=scaled)  # by float32: the power may be beyond float16
+        self.of_weight.addmm_(gradient.t(), scaled, alpha=alpha)
         if self.of_hidden is not None:
             rows = torch.empty_like(hidden)
             torch.addmm(rows, gradient, self.weight, beta=0, alpha=alpha, out=rows)
-            self.of_hidden.index_copy_(0, self.apart, rows.mul_(power))
+            self.of_hidden.index_copy_(0, self.apart, rows.mul_(for_hidden))
         if self.of_bias is not None and self.wide_bias is not None:
             total = gradient.sum(0, dtype=self.wide_bias.dtype)
-            self.wide_bias += total.mul_(power).mul_(alpha)
+            self.wide_bias += total.mul_(for_bias).mul_(alpha)
             self.of_bias.copy_(self.wide_bias)
 
 
@@ -191,10 +196,10 @@ def _linear_cross_entropy(
     *,
     is_measured: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the loss, the gradients of hidden, weight and bias, and the gradients' scale.
+    """Return the loss, the gradients of hidden, weight and bias, and the gradients' scales.
 
     dtype: of the loss; None: that of hidden. mask: which of the three gradients are computed; the
-    others are empty. The scale, of `_result_scale`, multiplies them. is_measured: append z-loss,
+    others are empty. The scales, of `_result_scale`, multiply them. is_measured: append z-loss,
     reduced as the loss, and predicted classes.
     """
     if reduction not in ("mean", "sum"):
@@ -217,7 +222,7 @@ def _linear_cross_entropy(
         else:
             divisor = scale * max(math.prod(targets.rows_shape), 1)
     layer = hidden, weight, bias
-    result_scale = _result_scale(layer, mask, targets.headroom, divisor)
+    result_scale = _result_scale(layer, mask, targets, divisor)
     divided_by = divisor / result_scale if result_scale.numel() else divisor
     loss, *sums = _sum_chunks(layer, targets, mask, divided_by, chunk_rows)
     loss = (loss / divisor).to(dtype or hidden.dtype)
@@ -230,14 +235,14 @@ def _linear_cross_entropy(
 def _result_scale(
     layer: tuple[Tensor, Tensor, Tensor | None],
     mask: Sequence[bool],
-    headroom: int,
+    targets: _Targets,
     divisor: float | Tensor,
 ) -> Tensor:
-    """Return the power of two that gradients are multiplied by, float32 of shape (); empty: by 1.
+    """Return powers of two that gradients are multiplied by, float32 of shape (3,); empty: by 1.
 
     Small gradients of a mean would be lost in float16, before the scale of a GradScaler multiplies
-    them. So they are multiplied by as much as all surely have room for below MOST. headroom: bound
-    of gradients of scores before they are divided. divisor: a number, or a tensor of shape ().
+    them. So each is multiplied by as much as it surely has room for below MOST. divisor: of the
+    gradients, a number, or a tensor of shape ().
     """
     hidden, weight, _ = layer
     if hidden.dtype != torch.float16 or not any(mask):
@@ -246,9 +251,10 @@ def _result_scale(
     for i, x in enumerate((weight, hidden)):
         if x.numel():
             largest[i] = torch.stack(x.aminmax()).abs().amax().float()
-    bounds = 2 * largest[0], len(hidden) * largest[1], len(hidden) * largest[2]
-    bound = torch.stack([x for x, wanted in zip(bounds, mask, strict=True) if wanted]).amax()
-    return _power_of_two(MOST / headroom * divisor / bound)
+    # A row's scores sum up to 2 for each of its losses, a score's rows to their number.
+    of_row = 2 * math.prod(targets.rows_shape[1:])
+    bounds = of_row * largest[0], len(hidden) * largest[1], len(hidden) * largest[2]
+    return _power_of_two(MOST / targets.headroom * divisor / torch.stack(bounds))
 
 
 def _power_of_two(x: Tensor) -> Tensor:
@@ -475,8 +481,9 @@ def _sum_chunks(
     """Return the loss, a sum or one of each row, and the gradients of hidden, weight and bias.
 
     layer: hidden, weight, bias. mask: which gradients are computed; the others are empty. divisor:
-    of the gradients only, a number or tensor of shape (). Chunks are summed without the rows of
-    `sums.apart`, divided, and then those rows are added.
+    of the gradients only, a number or tensor of shape (), or of (3,), powers of two times one
+    number. Chunks are summed without the rows of `sums.apart`, divided, and then those rows are
+    added.
     """
     if chunk_rows < 0:
         refuse("cto::linear_cross_entropy", "chunk_rows", "0 or more", f"{chunk_rows}")
@@ -485,6 +492,7 @@ def _sum_chunks(
     loss = hidden.new_zeros(targets.rows_shape if is_each else (), dtype=wide)
     if not isinstance(divisor, Tensor):
         divisor = hidden.new_full((), divisor, dtype=wide)
+    divisor = divisor.expand(3)
     pieces = list(chunks(len(hidden), len(weight) * hidden.element_size(), chunk_rows))
     sums = _Sums(layer, mask, len(pieces), chunk_rows, targets.headroom)
     scale = hidden.new_full((1,), sums.scale, dtype=torch.float32)
@@ -495,12 +503,14 @@ def _sum_chunks(
         _add_chunk(others, sums, rows, layer, scale, loss)
     sums.divide(divisor)
     if apart is not None:
-        inverse = divisor.reciprocal().float()
-        factors = 1.0, torch.ones_like(inverse)
+        inverses = divisor.reciprocal().float()
+        inverse = inverses[1:2]
+        factors = 1.0, (inverses / inverse).nan_to_num(nan=1.0)  # both 0 without weights
         if not is_each:  # small gradients of scores would be lost, divided by a number of rows
-            factors = 1 / SCALE, _power_of_two(inverse)
-            inverse = inverse * SCALE / factors[1]
-        _add_chunk(targets, sums, apart, layer, inverse.reshape(1), loss, factors)
+            room = SCALE / targets.headroom  # these rows have the largest scores
+            power = _power_of_two(inverse)
+            factors, inverse = (1 / room, factors[1] * power), inverse * room / power
+        _add_chunk(targets, sums, apart, layer, inverse, loss, factors)
     return loss, *sums.results
 
 
@@ -552,7 +562,7 @@ def _fake_linear(*arguments: Any) -> tuple[Tensor, ...]:
     hidden, weight, _, bias, _, _, dtype, mask, *_ = arguments
     loss = hidden.new_empty((), dtype=dtype or hidden.dtype)
     has_scale = hidden.dtype == torch.float16 and any(mask)
-    scale = hidden.new_empty(() if has_scale else 0, dtype=torch.float32)
+    scale = hidden.new_empty(3 if has_scale else 0, dtype=torch.float32)
     return loss, *_fake_gradients((hidden, weight, bias), mask), scale
 
 
@@ -592,7 +602,7 @@ def _fake_row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     """Save the mask of gradients, the three gradients that the forward pass computed, and their
-    scale."""
+    scales."""
     ctx.mask = tuple(arguments[7])
     ctx.save_for_backward(*results[1:5])
 
@@ -600,10 +610,11 @@ def _save_linear(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]
 def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     """Return gradients of all arguments: those that were saved, times the loss's, and None."""
     *gradients, scale = ctx.saved_tensors
-    wanted_ones = [x for x, wanted in zip(gradients, ctx.mask, strict=True) if wanted]
-    divisor = scale if scale.numel() else 1.0
-    scaled = iter(scale_gradients("linear_cross_entropy", dloss, wanted_ones, divisor))
-    hidden, weight, bias = [next(scaled) if wanted else None for wanted in ctx.mask]
+    scales = scale if scale.numel() else (1.0, 1.0, 1.0)
+    hidden, weight, bias = [
+        scale_gradients("linear_cross_entropy", dloss, [x], each)[0] if wanted else None
+        for x, each, wanted in zip(gradients, scales, ctx.mask, strict=True)
+    ]
     return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
 
 

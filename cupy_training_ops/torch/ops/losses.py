@@ -69,33 +69,36 @@ def _loss_and_gradient(
 
     kind: the operator's class.
     """
-    scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    scale = gradient_scale(scores, weight, reduction, *terms)
     inputs = (scores, target, weight, ignore_index, None if scale == 1 else scale)
     return run(loss_operator(reduction, dtype, *terms, kind=kind), *inputs, outputs=outputs)
 
 
 def gradient_scale(
-    dtype: torch.dtype,
-    weight: Tensor | None,
-    reduction: str,
-    *terms: float,
-    is_dense: bool = False,
+    scores: Tensor, weight: Tensor | None, reduction: str, *terms: float, is_dense: bool = False
 ) -> float:
-    """Return a power of two that gradients of scores are multiplied by in the forward pass.
+    """Return a number that gradients of scores are multiplied by in the forward pass.
 
-    It is 1 but for float16, which should neither lose small gradients nor overflow: MOST over the
-    largest, 1 + 2 lse_square_scale |lse| for |lse| up to 1024. Class weights of a mean may have any
-    sign, and probabilities any sum: 32 times that has room. Other weights, and those of a smoothed
-    loss, have any size: 1.
+    It is 1 but for float16, which should neither lose small gradients nor overflow: a power of two,
+    MOST over the largest, 1 + 2 lse_square_scale |lse|, or 1. Class weights of a mean may have any
+    sign: 32 times that has room. Other weights, and those of a smoothed loss, have any size: 1.
+    Probabilities have any sum: a mean's gradients are multiplied by the rows that divide them.
 
-    dtype: of the scores. is_dense: the loss is against probabilities.
+    is_dense: the loss is against probabilities.
     """
-    smoothing, square, _ = terms or (0.0, 0.0, 0.0)
-    is_bounded = weight is None or (reduction == "mean" and not is_dense and not smoothing)
-    if dtype != torch.float16 or not is_bounded:
-        return 1.0
-    largest = (1 + 2048 * square) * (1 if weight is None and not is_dense else 32)
-    return float(MOST / 2 ** math.ceil(math.log2(largest)))
+    if scores.dtype != torch.float16:
+        return 1
+    smoothing, square, cap = terms or (0.0, 0.0, 0.0)
+    # |lse|: float16 ends before 2^16, and the logarithm of the number of classes is below 32.
+    largest = 1 + 2 * square * (min(cap, 2.0**16) + 32 if cap else 2.0**16 + 32)
+    if is_dense:
+        is_bounded = weight is None and reduction == "mean" and largest <= MOST
+        return math.prod((*scores.shape[:1], *scores.shape[2:])) if is_bounded else 1
+    if weight is not None:
+        if reduction != "mean" or smoothing:
+            return 1
+        largest *= 32
+    return max(1.0, MOST / 2.0 ** math.ceil(math.log2(largest)))
 
 
 _loss = functools.partial(_loss_and_gradient, outputs=("output",))
@@ -116,7 +119,7 @@ def _dense_loss(
     that `outputs` names."""
     op, scale = loss_operator(reduction, dtype, *terms, kind=DenseCrossEntropyLossAndGrad), None
     if outputs is not None:  # a gradient of the target has no bound
-        scale = gradient_scale(scores.dtype, weight, reduction, *terms, is_dense=True)
+        scale = gradient_scale(scores, weight, reduction, *terms, is_dense=True)
     return run(op, scores, target, weight, None, scale, outputs=outputs)
 
 
@@ -133,7 +136,7 @@ def _in_place(
     """Return the loss against classes; the gradient, times `gradient_scale`, overwrites scores."""
     whole = scores.resolve_neg().contiguous()
     weight = None if weight is None else weight.contiguous()
-    scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    scale = gradient_scale(scores, weight, reduction, *terms)
     inputs = (whole, target.contiguous(), weight, ignore_index, scale)
     loss, _ = loss_operator(reduction, dtype, *terms)(*inputs, out=(None, whole))
     if whole is not scores:
@@ -144,13 +147,13 @@ def _in_place(
 
 def _save(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     scores, _, weight, _, reduction, _, *terms = arguments
-    ctx.scale = gradient_scale(scores.dtype, weight, reduction, *terms)
+    ctx.scale = gradient_scale(scores, weight, reduction, *terms)
     ctx.save_for_backward(results[1])
 
 
 def _save_dense(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
     scores, _, weight, reduction, _, *terms = arguments
-    ctx.scale = gradient_scale(scores.dtype, weight, reduction, *terms, is_dense=True)
+    ctx.scale = gradient_scale(scores, weight, reduction, *terms, is_dense=True)
     ctx.save_for_backward(results[1])
 
 
