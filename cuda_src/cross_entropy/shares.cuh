@@ -168,7 +168,8 @@ struct Shares {
     __device__ __forceinline__ Target target_of(i64 number, A& of_square) const {
         of_square = 1;
         if (number < 0) return {/*label=*/-1, /*weight=*/0, /*outside=*/false};
-        if (targets) return {-1, row_weights ? row_weights[number] : A(1), false};
+        // Not `targets`: it is null if there are no classes.
+        if (!call.labels) return {-1, row_weights ? row_weights[number] : A(1), false};
         Target target = labels::target_of<A>(call.labels, call.weights, call.rule, number);
         of_square = target.weight;
         target.weight = target.outside || target.label >= 0 ? A(1) : A(0);

@@ -93,7 +93,10 @@ class PackedArguments:
 
 
 def _pointer(value: np.ndarray | np.uint64 | int | None, memory: GuardedArrays) -> np.ndarray:
-    address = value.ctypes.data if isinstance(value, np.ndarray) else int(value or 0)
+    if isinstance(value, np.ndarray):  # without elements it is null, as CuPy's
+        address = value.ctypes.data if value.size else 0
+    else:
+        address = int(value or 0)
     return np.array([memory.relocate(address)], np.uint64)
 
 

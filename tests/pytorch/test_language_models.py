@@ -951,7 +951,8 @@ def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtyp
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
 @pytest.mark.parametrize("trains_first", [True, False])
 def test_a_cache_under_autocast_goes_on_without_gradients(labels, kind, trains_first) -> None:
-    """Its memory may have the type of the first keys, rotated in training or not."""
+    """Its memory may have the type of the first keys, rotated in training or not. Of some versions
+    of transformers it has that of keys for values, too, and refuses both models' alike."""
     model = model_of("llama", torch.float32)
     converted = copy.deepcopy(model)
     convert(converted, also=ALSO)
@@ -961,11 +962,17 @@ def test_a_cache_under_autocast_goes_on_without_gradients(labels, kind, trains_f
         cache = getattr(transformers, kind)(config=each.config, **named)
         known = inspect.signature(each.forward).parameters
         name = next(name for name in language_models._CACHES if name in known)
-        for part, is_training in ((words[:, :6], trains_first), (words[:, 6:], not trains_first)):
-            with torch.set_grad_enabled(is_training), torch.autocast("cpu", torch.bfloat16):
-                scores = each(part, use_cache=True, **{name: cache}).logits
-        results.append(scores)
-    torch.testing.assert_close(*results, atol=0.1, rtol=0.05)
+        try:
+            for part, trains in ((words[:, :6], trains_first), (words[:, 6:], not trains_first)):
+                with torch.set_grad_enabled(trains), torch.autocast("cpu", torch.bfloat16):
+                    result: object = each(part, use_cache=True, **{name: cache}).logits
+        except RuntimeError as error:
+            result = str(error)
+        results.append(result)
+    if any(isinstance(result, str) for result in results):
+        assert results[0] == results[1]
+    else:
+        torch.testing.assert_close(*results, atol=0.1, rtol=0.05)
 
 
 def test_rotated_attention_of_a_model_without_memory() -> None:
