@@ -77,7 +77,7 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 // ---- operators ----------------------------------------------------------------------------------
 
 // Rows, of all arrays, that a thread loads together: as many as there are registers for. Before 7.5
-// addresses take more of them, and on 7.5 in compilers before CUDA 12.9.
+// addresses take more of them, and in compilers before CUDA 12.9 on 7.5, and on 9.0 of one array.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ < 750 ||   \
      (__CUDA_ARCH__ < 800 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209))
@@ -85,8 +85,17 @@ constexpr bool HAS_FEW_REGISTERS = true;
 #else
 constexpr bool HAS_FEW_REGISTERS = false;
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
+    __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209
+constexpr int ROWS_OF_ONE_ARRAY = 4;
+#else
+constexpr int ROWS_OF_ONE_ARRAY = 6;
+#endif
 template <class Op>
-constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 : 8;
+constexpr int ROWS = WIDTH<Op> <= 4      ? 8
+                     : Op::READ == 1     ? ROWS_OF_ONE_ARRAY
+                     : HAS_FEW_REGISTERS ? 6
+                                         : 8;
 
 // A thread's slots of these rows.
 template <class Op>
