@@ -93,11 +93,7 @@ class PackedArguments:
 
 
 def _pointer(value: np.ndarray | np.uint64 | int | None, memory: GuardedArrays) -> np.ndarray:
-    if isinstance(value, np.ndarray):  # without memory it is null, as CuPy's
-        is_view = isinstance(value.base, np.ndarray) and value.base.size > 0
-        address = value.ctypes.data if value.size or is_view else 0
-    else:
-        address = int(value or 0)
+    address = value.ctypes.data if isinstance(value, np.ndarray) else int(value or 0)
     return np.array([memory.relocate(address)], np.uint64)
 
 

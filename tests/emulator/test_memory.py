@@ -133,10 +133,9 @@ def test_strided_arrays_arrive_with_all_their_elements(kernel, rng):
 
 
 def test_empty_arrays_have_no_accessible_element(kernel):
-    """Their address is null, as CuPy's."""
     y = np.zeros(1, np.float32)
-    for index, problem in ((0, "a null pointer"), (-1, "pointer arithmetic on null")):
-        with pytest.raises(EmulatorError, match=problem):
+    for index in (0, -1):
+        with pytest.raises(EmulatorError, match="argument 0"):
             _copy_one(kernel, y[:0].copy(), y, index, 0)
 
 

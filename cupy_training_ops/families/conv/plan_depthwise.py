@@ -46,10 +46,9 @@ from .plan_variants import MAX_DEPTHWISE_FILTERS, MAX_OFFSET, lines_variant, sma
 
 # Walks, of a channel each, that a multiprocessor should have: images with at most half as many are
 # divided into bands of rows, of LEAST_ROWS at least.
-WALKS_WANTED = {TAPS: 1024, WIDE_TAPS: 512}
-PLANE_WALKS_WANTED = (
-    3072  # the same of 3 x 3 taps of one plane, whose bands share lines of the cache
-)
+WALKS_WANTED = {TAPS: 2048, WIDE_TAPS: 1024}
+# The same of 3 x 3 taps of a plane, whose bands share lines of the cache.
+PLANE_WALKS_WANTED = 6144
 LEAST_ROWS = 4
 LEAST_LINE_ROWS = 14  # the same with channels last, if there are a quarter of the walks wanted
 BLOCKS_WANTED = 4 * BLOCKS  # for each multiprocessor, so that all have some until the end

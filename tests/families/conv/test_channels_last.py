@@ -139,7 +139,7 @@ def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
     assert [step.symbol for step in launches(forward)] == ["conv__depthwise_walks"]
 
 
-@pytest.mark.parametrize(("batch", "rows"), [(128, 14), (64, 14), (8, 4)])
+@pytest.mark.parametrize(("batch", "rows"), [(256, 14), (128, 14), (8, 4)])
 def test_short_images_are_walked_as_wholes(batch, rows) -> None:
     """But not where few walks would be left."""
     c = replace(DEPTHWISE, batch=batch, image=(14, 14), output=(14, 14))

@@ -220,7 +220,7 @@ def test_threads_walk_down_rows_of_3x3_and_5x5_taps(change, dtype, kernel, taps)
 
 
 @pytest.mark.parametrize(
-    ("batch", "rows", "rows_of_sums"), [(64, 28, 28), (32, 10, 28), (16, 4, 14), (1, 4, 4)]
+    ("batch", "rows", "rows_of_sums"), [(128, 28, 28), (64, 10, 28), (32, 4, 14), (1, 4, 4)]
 )
 def test_few_images_are_divided_into_bands(batch, rows, rows_of_sums) -> None:
     """So that all multiprocessors have threads; into more where bands of a plane share lines."""
