@@ -45,16 +45,12 @@ def replacement(module: torch.nn.Module) -> Any:
     if not cls.__module__.startswith("transformers.") or nn.is_replacing(cls):
         return None
     name, parts = cls.__name__, {*vars(module), *module._parameters, *module._modules}
-    if name.endswith(_HEADED):
-        reason = _head_reason(cls)
-    elif name in _FORMS or name.endswith(RMS_NORM):
+    if name in _FORMS or name.endswith(RMS_NORM):
         if not _FORMS.get(name, {"variance_epsilon", "weight"}) <= parts:
             return None
-        reason = ""
-    elif name in _GELUS:
-        reason = ""
-    else:
+    elif name not in _GELUS and not name.endswith(_HEADED):
         return None
+    reason = _head_reason(cls) if name.endswith(_HEADED) else ""
     if not reason and not nn.has_own_forward(cls):
         reason = f"another forward pass was put into the class {name}"
     return reason or subclass_of(cls)
@@ -111,7 +107,7 @@ _GATES = {
 
 
 # Each returns a forward pass for a subclass of `cls`; where it does not apply, that of `cls` runs.
-# So does another one that was put into `cls` since: `own` is the one whose place is taken.
+# So does another one that was put into `cls` since: `own` is the pass that ours replaces.
 
 
 def _norm_forward(cls: Any) -> _Forward:

@@ -70,7 +70,7 @@ def test_a_batch_norm_is_seen_behind_another_statement(tensor, weight, way) -> N
 
 
 def test_of_many_products_the_newest_are_remembered(tensor, weight, monkeypatch) -> None:
-    """Those of a sum before a norm, however many there were before them."""
+    """A norm is near the last products before it, however many there were before them."""
     monkeypatch.setattr(error_checks, "MANY", 4)
     far = 100 * tensor(128).detach()
 

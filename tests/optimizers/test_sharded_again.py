@@ -96,7 +96,7 @@ def test_the_memory_of_gradients_is_not_kept(played) -> None:
 
 
 def test_a_step_that_stops_as_counts_are_taken_apart_leaves_no_calls(played, monkeypatch) -> None:
-    """Those of the step before it have one count for all parameters."""
+    """Calls of the step before it have one count for all parameters."""
     gradients, of = made(), Counts.of
     assert [played(gradients)[0] for _ in range(2)] == [1, 0]
 

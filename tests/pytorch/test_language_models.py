@@ -941,11 +941,14 @@ def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtyp
         with torch.no_grad():
             converted(**inputs)
     assert len(rotations) == (4 if is_cast else 8)
-    torch.testing.assert_close(results.loss, expected.loss, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(results.loss, expected.loss, atol=0, rtol=2**-7)  # a last place
     for each in (results, expected):
         each.loss.backward()
-    for ours, theirs_ in zip(converted.parameters(), model.parameters(), strict=True):
-        assert (ours.grad - theirs_.grad).norm() <= 0.05 * theirs_.grad.norm()
+    ours, plain = (
+        torch.cat([p.grad.float().flatten() for p in each.parameters()])
+        for each in (converted, model)
+    )
+    assert (ours - plain).norm() <= 0.05 * plain.norm()
 
 
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])

@@ -247,7 +247,7 @@ def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
 @pytest.mark.parametrize(("dtype", "tf32"), [(FLOAT16, 0), (FLOAT32, 0), (FLOAT32, 1)], ids=str)
 @pytest.mark.parametrize("name", ["l1 3x3", "l3 3x3", "l3 1x1", "l4 3x3"])
 def test_longer_sums_come_first(name, dtype, tf32) -> None:
-    """Of dX over taps and channels, of dW over positions."""
+    """dX sums over taps and channels, dW over positions."""
     c = layer(*LAYERS[name])
     x, w, y = (Spec(shape, dtype) for shape in (c.x_shape, c.w_shape, c.y_shape))
     plan = conv.plan_wanted(H200, c, Wanted(x, y, w, x, is_gradient=True, dw=w), tf32=tf32)
