@@ -180,11 +180,12 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
 };
 
 // Least number of resident blocks in the launch bounds of kernels over codes, which are bound by
-// computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles.
+// computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles;
+// ten do so but for 8 bits of float weights.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int CODED_BLOCKS = 4;
+constexpr int CODED_BLOCKS = 4, BYTE_BLOCKS = 4;
 #else
-constexpr int CODED_BLOCKS = 6;
+constexpr int CODED_BLOCKS = 6, BYTE_BLOCKS = sizeof(W) == 4 ? 10 : 6;
 #endif
 
 // struct Adam for moments m and v in codes of 8 or 4 bits (codes.cuh, Code is EightBits or
@@ -246,8 +247,8 @@ struct CodedAdam {
                 __fadd_rn(__fmul_rn(mean[k], by.alpha), __fmul_rn(gradient, by.rest_of_alpha));
             square[k] = __fadd_rn(__fmul_rn(square[k], by.beta),
                                   __fmul_rn(__fmul_rn(by.rest_of_beta, gradient), gradient));
-            const ACC root = step::square_root(square[k]) * by.root_scale;
-            const ACC u = by.rate * mean[k] / (root + by.epsilon);
+            const ACC root = step::fast_square_root(square[k]) * by.root_scale;
+            const ACC u = by.rate * mean[k] * fast_reciprocal(root + by.epsilon);
             delta[k] = -u - by.decay * (by.decays_updated ? before - u : before);
             weight[k] = before + delta[k];
             noises[k] = codes::noise(static_cast<u32>(i) + k, step);
@@ -433,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adam__largest_list(
 
 // One step of Adam on each of columns.n_tensors parameters, as adam__list, with moments in codes of
 // 8 bits (codes::EightBits); sizes: elements of each tensor, and its chunks.
-extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
+extern "C" __global__ void __launch_bounds__(THREADS, BYTE_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<12> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,

@@ -35,5 +35,15 @@ __device__ __forceinline__ void bias_corrections(double alpha, double beta, i64 
 
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
+// The root of x within 2 units in the last place.
+__device__ __forceinline__ float fast_square_root(float x) {
+#ifdef __CUDA_CPU__
+    return sqrtf(x);
+#else
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#endif
+}
 
 }  // namespace cto::step

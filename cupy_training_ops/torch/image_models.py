@@ -103,7 +103,8 @@ def _applies(module: _Module, input: object, norm: str, relu: str) -> bool:
     """Return True if the batch norm and the relu of these names are to be one in this call."""
     is_training = getattr(module._modules.get(norm), "training", False)
     is_whole = is_training and not _reason(module, norm, relu) and not _has_any_global_hook()
-    return is_whole and not nn.is_exported(input)
+    # Compilers fuse PyTorch's own with what is around them.
+    return is_whole and not nn.is_compiling() and not nn.is_exported(input)
 
 
 def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> Tensor:
