@@ -181,11 +181,11 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
 
 // Least number of resident blocks in the launch bounds of kernels over codes, which are bound by
 // computation. Six leave too few registers before 8.0, where the maximum of a warp takes shuffles;
-// ten do so but for 8 bits of float weights.
+// nine do so but for 8 bits of float weights.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int CODED_BLOCKS = 4, BYTE_BLOCKS = 4;
 #else
-constexpr int CODED_BLOCKS = 6, BYTE_BLOCKS = sizeof(W) == 4 ? 10 : 6;
+constexpr int CODED_BLOCKS = 6, BYTE_BLOCKS = sizeof(W) == 4 ? 9 : 6;
 #endif
 
 // struct Adam for moments m and v in codes of 8 or 4 bits (codes.cuh, Code is EightBits or

@@ -396,6 +396,92 @@ def test_rows_that_are_added_last_are_bounded_too(leaf, labels, monkeypatch) -> 
         torch.ops.cto.linear_cross_entropy(*inputs, *arguments, -1)
 
 
+@pytest.fixture
+def widths(monkeypatch):
+    """The widths of the scores that chunks compute."""
+    results = []
+
+    def linear(hidden, *others):
+        scores = theirs.linear(hidden, *others)
+        results.append(scores.shape[1])
+        return scores
+
+    monkeypatch.setattr(linear_losses, "linear", linear)
+    return results
+
+
+@small
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("n_classes", [1, 250, 257])
+def test_added_classes_change_nothing(
+    leaf, labels, rng, widths, n_classes, dtype, reduction
+) -> None:
+    """Beside PyTorch's losses of the same rounded numbers in float64."""
+    dtype = getattr(torch, dtype)
+    shapes = (300, 24), (n_classes, 24), (n_classes,)
+    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in shapes]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    target, ignored = labels(n_classes, 300), int(rng.integers(n_classes, n_classes + 9))
+    target[::3] = ignored
+    class_weight = torch.from_numpy(rng.uniform(0.5, 2, n_classes)).to(dtype)
+    slope = torch.from_numpy(rng.uniform(-1, 1, 300 if reduction == "none" else ()))
+    slope /= 100 if reduction == "sum" else 1  # so that float16 has their gradients
+    named = {"ignore_index": ignored, "reduction": reduction}
+
+    def ours(hidden, weight, bias):
+        loss = functional.linear_cross_entropy(
+            hidden, weight, target, linear_bias=bias, weight=class_weight, **named
+        )
+        return loss * slope.to(loss.dtype)
+
+    def whole(hidden, weight, bias):
+        scores = theirs.linear(hidden, weight, bias)
+        return theirs.cross_entropy(scores, target, class_weight.double(), **named) * slope
+
+    results = with_gradients(ours, leaves)
+    itemsize = leaves[0].element_size()
+    assert set(widths) == {-(-n_classes * itemsize // 16) * 16 // itemsize}
+    assert [x.shape for x in results[1:]] == [x.shape for x in leaves]
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 5e-2}
+    for result, expected in zip(results, with_gradients(whole, exact), strict=True):
+        error = (result.double() - expected).norm()
+        assert error <= bound[dtype] * expected.norm() + 1e-9
+
+
+@pytest.mark.parametrize("label", [250, 251, 252, 10**6, -1])
+@pytest.mark.parametrize("ignored", [-100, 251, 252])
+def test_labels_among_added_classes_make_the_loss_nan(leaf, labels, widths, label, ignored) -> None:
+    hidden, weight, target = leaf(20, 24), leaf(250, 24), labels(250, 20)
+    target[7] = label
+    named = {"ignore_index": ignored, "reduction": "none"}
+    losses = functional.linear_cross_entropy(hidden.float(), weight.float(), target, **named)
+    assert set(widths) == {252}
+    expected = [i for i in range(20) if i == 7 and label != ignored]
+    assert losses.isnan().nonzero().flatten().tolist() == expected
+    assert losses[7] == 0 or label != ignored
+
+
+@pytest.mark.parametrize("terms", [{"label_smoothing": 0.1}, {"softcap": 5.0}])
+def test_terms_in_which_added_classes_would_count_have_none(leaf, labels, widths, terms) -> None:
+    layer = leaf(20, 24).float(), leaf(250, 24).float()
+    functional.linear_cross_entropy(*layer, labels(250, 20), **terms)
+    assert set(widths) == {250}
+
+
+def test_measures_know_no_added_class(leaf, labels, widths) -> None:
+    """All scores are far below 0, and those of added classes would be 0."""
+    hidden, weight = leaf(20, 24).abs().float(), -leaf(250, 24).abs().float() - 1
+    target = labels(250, 20)
+    named = {"lse_square_scale": 0.1, "return_predicted_tokens": True, "return_z_loss": True}
+    result = functional.linear_cross_entropy(hidden, weight, target, **named)
+    scores = theirs.linear(hidden, weight)
+    assert 252 in widths
+    assert torch.equal(result.predicted_tokens, scores.argmax(1))
+    expected = 0.1 * scores.double().logsumexp(1).square().mean()
+    assert abs(result.z_loss - expected) <= 1e-5 * expected
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 def test_the_mean_of_rows_of_no_weight_is_0(leaf, labels, smoothing) -> None:
     leaves, target = (leaf(6, 4), leaf(3, 4)), labels(2, 6)
