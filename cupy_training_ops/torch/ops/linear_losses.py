@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from ...errors import refuse, shown
 from ...families.cross_entropy.operators import (
@@ -84,13 +84,14 @@ class _Sums:
         """
         hidden, self.weight, bias = inputs
         assert hidden is not None
-        gradients = [
-            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+        self.results = [
+            hidden.new_empty(x.shape if wanted else 0)
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
-        self.are_wanted = any(mask)
+        # None without elements.
+        gradients = [each if each.numel() else None for each in self.results]
         self.of_hidden, self.of_weight, self.of_bias = gradients
-        self.results = [hidden.new_empty(0) if sums is None else sums for sums in gradients]
+        self.are_wanted = any(mask)
         self.is_half = hidden.dtype == torch.float16 or (
             hidden.dtype == torch.bfloat16 and n_chunks > 1
         )
@@ -550,8 +551,8 @@ def _count(
     if class_weight is None:
         return counts.sum().clamp(min=1)
     inside = (target >= 0) & (target < n_classes)
-    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
-    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
+    weights = pad(class_weight, (0, 1), value=1)[target.where(inside, n_classes)]
+    total = weights.masked_fill_(~counts, 0).sum()
     return total.masked_fill_(total == 0, math.inf)
 
 
