@@ -21,6 +21,9 @@ from .launching import Pick, Runner, exact, pick
 
 NAMESPACE = "cto"
 _Function: Any = torch.autograd.Function
+# Attribute of a node's context: the caller has all results, so that a derivative may not write to
+# those that it saved.
+KEEPS_RESULTS = "keeps_results"
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,7 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Save for `derivative`, as `operator.save` does; `output`: the results."""
         ctx.set_materialize_grads(False)
+        setattr(ctx, KEEPS_RESULTS, True)
         if operator.save is not None:
             operator.save(ctx, inputs, output)
             if isinstance(output, tuple):

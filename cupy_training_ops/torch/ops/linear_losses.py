@@ -613,7 +613,7 @@ def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     *gradients, scale = ctx.saved_tensors
     scales = scale if scale.numel() else (1.0, 1.0, 1.0)
     hidden, weight, bias = [
-        scale_gradients("linear_cross_entropy", dloss, [x], each)[0] if wanted else None
+        scale_gradients(ctx, "linear_cross_entropy", dloss, [x], each)[0] if wanted else None
         for x, each, wanted in zip(gradients, scales, ctx.mask, strict=True)
     ]
     return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)
