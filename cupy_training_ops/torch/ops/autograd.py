@@ -57,6 +57,21 @@ class CustomOp:
         return self.schema.partition("(")[0]
 
 
+def masked_op(schema: str, gradients: Callable[..., Any]) -> CustomOp:
+    """Return an operator of gradients, an empty tensor for each that its mask does not select.
+
+    gradients: a body whose first argument after its Run is the result's gradient, and the last the
+    mask; it returns what `of_mask` does.
+    """
+
+    def body(run: Any, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        gradient = gradients(run, dy, *others)
+        results = iter(gradient if isinstance(gradient, tuple) else (gradient,))
+        return tuple([next(results) if wanted else dy.new_empty(0) for wanted in others[-1]])
+
+    return CustomOp(schema, body, masked=gradients)
+
+
 def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
     """Return `apply` of the Function for all calls: apply(*arguments, (run, tensors)).
 
