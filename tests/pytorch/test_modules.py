@@ -214,6 +214,14 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
 
+def test_convert_says_why_it_left_a_parametrized_module() -> None:
+    model = theirs.Sequential(theirs.Embedding(4, 8))
+    theirs.utils.parametrizations.weight_norm(model[0])
+    left = convert(model).left_classes
+    expected = "a subclass of Embedding, which may compute something else"
+    assert left["ParametrizedEmbedding"] == expected
+
+
 @pytest.mark.parametrize("way", ["function", "decorator", "decorator of PyTorch"])
 def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, way) -> None:
     """As libraries patch PyTorch's classes."""
