@@ -24,7 +24,7 @@ from ..call.op import Op
 from ..declare.schema import Input
 from ..dtypes import FLOAT32, Dtype, HostArray
 from ..errors import ArgumentError, DtypeError, OpError, cut, raise_if_from_handler, refuse
-from .graph import Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
+from .graph import EMPTY, Extent, Graph, Node, Problems, Value, may_repeat_to, subgraphs
 from .models import dtype_or_none, onnx_package
 from .passes import ACCUMULATORS, STATE
 from .runner import Run, Runner, declared_places
@@ -60,13 +60,14 @@ class Extents:
         }
 
     def check(self, arrays: Mapping[str, Any], caller: str) -> None:
-        """Refuse arrays (by name) of other extents; their ranks have been checked.
+        """Refuse arrays (by name) of other extents; their ranks have been checked. EMPTY has none.
 
         caller: begins the message.
         """
         by_name: dict[str, int] = {}  # the first value of each named extent
         for name, array in arrays.items():
-            for place, expected in enumerate(self._declared.get(name, ())):
+            declared = () if array is EMPTY else self._declared.get(name, ())
+            for place, expected in enumerate(declared):
                 extent = array.shape[place]
                 wanted = expected
                 if type(expected) is str:

@@ -194,7 +194,7 @@ def _graph(proto: Proto, constants: Mapping[str, HostArray], problems: Problems)
         infos = (*_inferred(proto, protos, constants), *infos)
     declared = (*map(value_of, infos), *inputs, *outputs)
     types = {v.name: v.dtype for v in declared if v.dtype and v.is_array}
-    shapes = {v.name: v.shape for v in declared if v.shape is not None}
+    shapes = {v.name: v.shape for v in declared if v.shape is not None and v.is_array}
     return Graph(nodes_in_order, inputs, outputs, constants, types, shapes)
 
 
@@ -330,10 +330,8 @@ def _subgraph(graph: Proto, versions: Mapping[str, int], problems: Problems) -> 
     return replace(
         part,
         nodes=sort_nodes(nodes, known, problems),
-        types={
-            v.name: v.dtype for v in declared if v.dtype and not (v.is_sequence or v.is_optional)
-        },
-        shapes={v.name: v.shape for v in declared if v.shape is not None},
+        types={v.name: v.dtype for v in declared if v.dtype and v.is_array},
+        shapes={v.name: v.shape for v in declared if v.shape is not None and v.is_array},
     )
 
 
@@ -487,8 +485,7 @@ def _value_of_type(name: str, kind: Proto) -> Value:
     """Return the Value of a name and a TypeProto: a tensor, a sequence of them, or an optional."""
     form = kind.WhichOneof("value")
     if form == "optional_type":
-        inner = _value_of_type(name, kind.optional_type.elem_type)
-        return inner._replace(shape=None, is_optional=True)
+        return _value_of_type(name, kind.optional_type.elem_type)._replace(is_optional=True)
     if form == "sequence_type":
         inner = kind.sequence_type.elem_type.tensor_type
         return Value(name, dtype_or_none(inner.elem_type), None, is_sequence=True)

@@ -100,10 +100,10 @@ def _subgraph(helper: Any, graph: Graph, name: str) -> Any:
 
 def _value(helper: Any, item: Value) -> Any:
     """Return the ValueInfoProto of a declaration."""
-    number = _number(helper, item.dtype)
-    if item.is_sequence:
-        return helper.make_tensor_sequence_value_info(item.name, number, None)
-    return helper.make_tensor_value_info(item.name, number, item.shape)
+    kind = helper.make_tensor_type_proto(_number(helper, item.dtype), item.shape)
+    kind = helper.make_sequence_type_proto(kind) if item.is_sequence else kind
+    kind = helper.make_optional_type_proto(kind) if item.is_optional else kind
+    return helper.make_value_info(item.name, kind)
 
 
 def _known_values(helper: Any, graph: Graph) -> list[Any]:

@@ -157,12 +157,20 @@ class CompressedActivations(Summary):
 
     def __exit__(self, *error: object) -> None:
         # On one line: an interrupt comes between two, and would find nothing that is undone.
-        try: self._leave(self._entered.statements[-1])  # noqa: E701  # fmt: skip
+        try: self._leave(self._innermost())  # noqa: E701  # fmt: skip
         except BaseException:
-            self._leave(self._entered.statements[-1])
+            self._leave(self._innermost())
             raise
         if error[0] is None:
             self._warn_of_little()
+
+    def _innermost(self) -> Statement:
+        """Return this thread's innermost `with` statement; raise ProviderError if it has none."""
+        if not self._entered.statements:
+            raise ProviderError(
+                f"{NAME}: expected to be left by the thread that entered it, got one that has not"
+            )
+        return self._entered.statements[-1]
 
     def _leave(self, statement: Statement) -> None:
         """End a `with` statement and its step, also if `__enter__` was interrupted in it; may be
@@ -176,7 +184,7 @@ class CompressedActivations(Summary):
         self._checks.end_step()
         _steps[self._policy] = self._checks.pending.last
         if self._entered.statements[-1:] == [statement]:
-            self._entered.statements.pop()
+            del self._entered.statements[-1]  # unlike after a call, no interrupt comes after it
 
     def report(self) -> dict[str, object]:
         """Return counts and bytes since this object was created.

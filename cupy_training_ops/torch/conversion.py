@@ -142,9 +142,14 @@ def convert(
             conversion.swapped[name] = type(module).__name__
             conversion._originals.append((name, module, type(module), replacement))
             module.__class__ = replacement
-        elif not nn.is_replacing(type(module)) and next(module.children(), None) is None:
+        elif not nn.is_replacing(type(module)) and _is_whole(module):
             conversion.left_classes.setdefault(type(module).__name__, _class_reason(module))
     return conversion
+
+
+def _is_whole(module: torch.nn.Module) -> bool:
+    """Return True unless a module only contains others; a parametrized norm has others, too."""
+    return isinstance(module, (*_REPLACEMENTS,)) or next(module.children(), None) is None
 
 
 def _class_reason(module: torch.nn.Module) -> str:

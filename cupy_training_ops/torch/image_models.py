@@ -24,7 +24,6 @@ NAMES = ("BasicBlock", "Bottleneck", "ResNet", "Sequential")
 
 _TORCHVISION = "torchvision.models.resnet"
 _INNER = "_forward_impl"  # of ResNet, which its forward pass calls
-_OF_SEQUENCE = torch.nn.Sequential.forward
 _Module = Any  # of torchvision, whose classes have no common type for their parts
 
 
@@ -53,20 +52,22 @@ def _passes(cls: Any) -> tuple[Any, ...]:
 
 def _known_passes(cls: Any) -> tuple[Any, ...]:
     """Return the functions of `_passes`; none if another library put one of them into the class."""
-    passes = _passes(cls)
-    homes = {each.__module__ for each in passes}
-    is_known = homes == {_TORCHVISION} and not any(hasattr(each, "__wrapped__") for each in passes)
-    return passes if is_known else ()
+    names = [name for name in ("forward", _INNER) if hasattr(cls, name)]
+    is_known = all(nn.own_pass(cls, name) for name in names)
+    return _passes(cls) if is_known else ()
+
+
+def subclass_of(cls: Any) -> Any:
+    """Return the subclass of a class whose forward pass is one of this module's."""
+    return _subclass_in_place_of(cls, _known_passes(cls))
 
 
 @functools.cache
-def subclass_of(cls: Any) -> Any:
-    """Return the subclass of a class whose forward pass is one of this module's."""
-    if issubclass(cls, torch.nn.Sequential):
-        return nn.replacing(cls, _sequence_forward(cls), subclass_of)
-    if cls.__name__ == "ResNet":
-        return nn.replacing(cls, _resnet_forward(cls), subclass_of)
-    return nn.replacing(cls, _block_forward(cls), subclass_of)
+def _subclass_in_place_of(cls: Any, known: tuple[Any, ...]) -> Any:
+    """Return that subclass; known: the functions of `_passes` that it replaces, if they are."""
+    make = _resnet_forward if cls.__name__ == "ResNet" else _block_forward
+    make = _sequence_forward if issubclass(cls, torch.nn.Sequential) else make
+    return nn.replacing(cls, make(cls, known), subclass_of)
 
 
 # ---- batch norms and relus that can be one ------------------------------------------------------
@@ -125,9 +126,9 @@ def _norm_relu(norm: _Module, input: Tensor, residual: Tensor | None = None) -> 
 # ---- modules that have them ----------------------------------------------------------------------
 
 
-def _block_forward(cls: Any) -> Callable[..., Any]:
+def _block_forward(cls: Any, known: tuple[Any, ...]) -> Callable[..., Any]:
     """Make the pass of a block: convolutions, each with batch norm and relu, the last plus x."""
-    pairs, known = _PAIRS[cls.__name__], _known_passes(cls)
+    pairs = _PAIRS[cls.__name__]
 
     def forward(self: Any, x: Tensor) -> Any:
         if _passes(cls) != known or not all(_applies(self, x, *pair) for pair in pairs):
@@ -145,10 +146,8 @@ def _block_forward(cls: Any) -> Callable[..., Any]:
     return forward
 
 
-def _resnet_forward(cls: Any) -> Callable[..., Any]:
+def _resnet_forward(cls: Any, known: tuple[Any, ...]) -> Callable[..., Any]:
     """Make the pass of a network, whose stem has a batch norm and a relu."""
-
-    known = _known_passes(cls)
 
     def forward(self: Any, x: Tensor) -> Any:
         is_known = _passes(cls) == known and _INNER not in vars(self)
@@ -177,18 +176,20 @@ def _of_sequence(module: torch.nn.Sequential) -> Any:
     pairs = list(_neighbours(module))
     if not pairs:
         return None
-    if type(module).forward is not _OF_SEQUENCE:
+    if type(module).forward is not torch.nn.Sequential.forward:
         return "a subclass of Sequential with a forward pass of its own"
+    if not _known_passes(type(module)):
+        return "the forward pass of Sequential is not PyTorch's"
     reasons = [_reason(module, *pair) for pair in pairs]
     cls: Any = type(module)
     return reasons[0] if all(reasons) else subclass_of(cls)
 
 
-def _sequence_forward(cls: Any) -> Callable[..., Any]:
+def _sequence_forward(cls: Any, known: tuple[Any, ...]) -> Callable[..., Any]:
     """Make the pass of a sequence: a batch norm and the relu after it are one."""
 
     def forward(self: Any, input: Any) -> Any:
-        if cls.forward is not _OF_SEQUENCE:
+        if _passes(cls) != known:
             return cls.forward(self, input)
         pairs = {n: relu for n, relu in _neighbours(self) if _applies(self, input, n, relu)}
         skipped = None

@@ -56,10 +56,16 @@ def replacement(module: torch.nn.Module) -> Any:
     return reason or subclass_of(cls)
 
 
-@functools.cache
 def subclass_of(cls: Any) -> Any:
     """Return the subclass of a class of transformers whose forward pass is one of this module's."""
+    return _subclass_in_place_of(cls, nn.own_pass(cls))
+
+
+@functools.cache
+def _subclass_in_place_of(cls: Any, own: Any) -> Any:
+    """Return that subclass; own: the forward pass that it replaces."""
     name = cls.__name__
+    make: Callable[[Any, Any], _Forward]
     if name.endswith(_HEADED):
         make = _headed_forward
     elif name in ALSO:
@@ -74,7 +80,7 @@ def subclass_of(cls: Any) -> Any:
         make = _gated_forward
     else:
         make = _gelu_forward if name in _GELUS else _norm_forward
-    return nn.replacing(cls, make(cls), subclass_of)
+    return nn.replacing(cls, make(cls, own), subclass_of)
 
 
 # ---- Norms, gelus, gated layers ------------------------------------------------------------------
@@ -107,17 +113,16 @@ _GATES = {
 
 
 # Each returns a forward pass for a subclass of `cls`; where it does not apply, that of `cls` runs.
-# So does another one that was put into `cls` since: `own` is the pass that ours replaces.
+# So does another one that was put into `cls`: `own` is the pass that ours replaces, None if that is
+# not known, as in a process that unpickles a module of a class with another pass.
 
 
-def _norm_forward(cls: Any) -> _Forward:
+def _norm_forward(cls: Any, own: Any) -> _Forward:
     """Return the forward pass of a subclass of `cls`, an RMS norm of transformers.
 
     Its result has the weight's dtype, as that of `nn`'s norms, also where a compiler fuses the pass
     of cls. In an exported program it is that of cls.
     """
-
-    own = cls.forward
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         weight, eps = self.weight, self.variance_epsilon
@@ -130,10 +135,8 @@ def _norm_forward(cls: Any) -> _Forward:
     return forward
 
 
-def _offset_norm_forward(cls: Any) -> _Forward:
+def _offset_norm_forward(cls: Any, own: Any) -> _Forward:
     """Return the pass of an RMS norm that scales by 1 + weight."""
-
-    own = cls.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
         if cls.forward is not own or nn.is_compiling() or nn.is_exported(x):
@@ -146,10 +149,9 @@ def _offset_norm_forward(cls: Any) -> _Forward:
     return forward
 
 
-def _gelu_forward(cls: Any) -> _Forward:
+def _gelu_forward(cls: Any, own: Any) -> _Forward:
     """Return the pass of a GELU, of the form that _GELUS says."""
     approximate: Any = _GELUS[cls.__name__]
-    own = cls.forward
 
     def forward(self: Any, input: Tensor) -> Tensor:
         if cls.forward is not own or nn.is_compiling() or nn.is_exported(input):
@@ -211,10 +213,8 @@ def _inputs_of_both(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]
     return casts
 
 
-def _gated_forward(cls: Any) -> _Forward:
+def _gated_forward(cls: Any, own: Any) -> _Forward:
     """Return the pass of down(activation(gate(x)) * up(x))."""
-
-    own = cls.forward
 
     def forward(self: Any, x: Tensor) -> Tensor:
         applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(x)
@@ -227,10 +227,8 @@ def _gated_forward(cls: Any) -> _Forward:
     return forward
 
 
-def _halves_forward(cls: Any) -> _Forward:
+def _halves_forward(cls: Any, own: Any) -> _Forward:
     """Return the pass of down(value * silu(gate)), halves of rows of one layer's result."""
-
-    own = cls.forward
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(hidden_states)
@@ -241,10 +239,8 @@ def _halves_forward(cls: Any) -> _Forward:
     return forward
 
 
-def _gated_t5_forward(cls: Any) -> _Forward:
+def _gated_t5_forward(cls: Any, own: Any) -> _Forward:
     """Return the pass of wo(dropout(activation(wi_0(x)) * wi_1(x)))."""
-
-    own = cls.forward
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         applies = cls.forward is own and not nn.is_compiling() and not nn.is_exported(hidden_states)
@@ -360,7 +356,7 @@ def _rotating(forward: Any, home: str, casts: bool) -> Any:
     return _with_rotation(forward, rotate)
 
 
-def _attention_forward(cls: Any) -> _Forward:
+def _attention_forward(cls: Any, _: Any) -> _Forward:
     @functools.wraps(cls.forward)
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         own = cls.forward  # which may be another one since the module was converted
@@ -536,12 +532,12 @@ def _parameters(cls: Any) -> list[str]:
     return [*inspect.signature(cls.forward).parameters][1:]
 
 
-def _headed_forward(cls: Any) -> _Forward:
+def _headed_forward(cls: Any, own: Any) -> _Forward:
     """Return a forward pass whose head and loss are `functional.linear_cross_entropy`.
 
     With labels, in training or with skip_logits=True, its result has no logits.
     """
-    kind, names, own = _MODELS[cls.__name__], _parameters(cls), cls.forward
+    kind, names = _MODELS[cls.__name__], _parameters(cls)
     outputs_of = importlib.import_module("transformers.modeling_outputs")
     output = getattr(outputs_of, kind.output)
     fields = [each.name for each in dataclasses.fields(output)]

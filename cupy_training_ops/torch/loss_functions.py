@@ -428,7 +428,7 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
-        (dscores,) = scale_gradients("cross_entropy_", dloss, ctx.saved_tensors, ctx.scale)
+        (dscores,) = scale_gradients(ctx, "cross_entropy_", dloss, ctx.saved_tensors, ctx.scale)
         return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 

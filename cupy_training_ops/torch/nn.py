@@ -372,25 +372,35 @@ def is_replacing(cls: type) -> bool:
 
 
 def has_own_forward(cls: Any) -> bool:
-    """Return False if another library put a forward pass into a class, or a decorator around it.
+    """Return True if a class's forward pass is that of the library that has the class, with no
+    decorator of others around it.
 
     Of a subclass that `replacing` made it is the class that was replaced.
     """
-    cls = vars(cls).get(_REPLACES, cls)
-    return _is_own_forward(cls, cls.forward)
+    return own_pass(vars(cls).get(_REPLACES, cls)) is not None
+
+
+def own_pass(cls: Any, name: str = "forward") -> Any:
+    """Return a method of a class; None if another library put it there, or a decorator around it.
+
+    PyTorch's decorators are tools of others: its own modules have none.
+    """
+    method = getattr(cls, name)
+    return method if _is_own(cls, name, method) else None
 
 
 @functools.cache
-def _is_own_forward(cls: Any, forward: Any) -> bool:
-    """Return True if a function, and what it decorates, are of the library that has the class."""
-    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
-    homes = owner.__module__.partition(".")[0], "torch"
-    while hasattr(forward, "__wrapped__"):
-        if getattr(forward, "__globals__", {}).get("__name__", "").partition(".")[0] not in homes:
+def _is_own(cls: Any, name: str, method: Any) -> bool:
+    """Return True if a method, and what it decorates, are of the library that has the class."""
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    home = owner.__module__.partition(".")[0]
+    while hasattr(method, "__wrapped__"):
+        decorator = getattr(method, "__globals__", {}).get("__name__", "").partition(".")[0]
+        if decorator != home or decorator == "torch":
             return False
-        forward = forward.__wrapped__
-    names = getattr(forward, "__module__", ""), getattr(forward, "__qualname__", "")
-    return names == (owner.__module__, f"{owner.__qualname__}.forward")
+        method = method.__wrapped__
+    names = getattr(method, "__module__", ""), getattr(method, "__qualname__", "")
+    return names == (owner.__module__, f"{owner.__qualname__}.{name}")
 
 
 def _blank(make: Callable[[Any], Any], cls: Any) -> Any:

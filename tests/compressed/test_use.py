@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from late_events import Event
@@ -107,6 +108,19 @@ def test_threads_share_one_object(tensor) -> None:
         expected = torch.autograd.grad((torch.relu(x * 1) ** 2).exp().sum(), x)[0]
         assert torch.equal(slope, expected)
     assert kept.report()["held"] == 0
+
+
+def test_it_is_left_by_the_thread_that_entered_it(tensor) -> None:
+    kept, x = cto.torch.compressed_activations("lossless"), tensor()
+    with ThreadPoolExecutor(1) as other:
+        with kept:
+            with pytest.raises(ProviderError, match="by the thread that entered it"):
+                other.submit(kept.__exit__, None, None, None).result()
+            y = torch.relu(x * 1) ** 2  # as if nothing had been tried
+        assert kept.report()["tensors"] == 1
+        assert_equal(torch.autograd.grad(y.sum(), x), [2 * torch.relu(x)])
+        with pytest.raises(ProviderError, match="got one that has not"):
+            kept.__exit__(None, None, None)
 
 
 def test_what_torch_compile_saves_passes_and_is_said(tensor) -> None:

@@ -159,6 +159,19 @@ def test_checkpointing_inside(seed):
     assert len(names) < len(plain.report()["graphs"][0])
 
 
+def test_a_parameter_as_an_input(seed):
+    """What is computed from it has no codes, and counts: only the parameters are there anyway."""
+    model, x, codes = layers(seed), nn.Parameter(normal(seed, 32, WIDTH)), codes_of()
+    gradients(model, compile_with(codes, model), x)
+    report = codes.report()
+    assert not report["coded"]
+    stays = report["as_it_is"]["computed from parameters"]
+    assert report["before"] == report["after"] == stays["after"] >= 2 * 32 * WIDTH * 4
+
+    assert_works(model, codes := codes_of(), x.view_as(x))
+    assert codes.report()["coded"]["int8"]
+
+
 def test_modes_go_with_codes():
     codes = cto.torch.activation_codes(mode="reduce-overhead")
     modes = torch._inductor.list_mode_options()

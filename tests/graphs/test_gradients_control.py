@@ -278,6 +278,33 @@ def test_a_trained_model_is_exported(text, feeds, tmp_path, rng) -> None:
     np.testing.assert_allclose(theirs, exact, rtol=1e-9)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_optional_input_is_fed_or_none(is_there, rng, tmp_path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (double[2, 3] x, optional(double[2, 3]) z) => (double[2, 4] y) <double[3, 4] w> {
+            has = OptionalHasElement (z)
+            y = If (has) <
+                then_branch = then () => (double[2, 4] a)
+                    { e = OptionalGetElement (z) s = Add (x, e) a = MatMul (s, w) },
+                else_branch = other () => (double[2, 4] a) { a = MatMul (x, w) }>
+        }"""
+    model, w = onnx.parser.parse_model(text), rng.standard_normal((3, 4))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    x, z, labels = (rng.standard_normal(shape) for shape in ((2, 3), (2, 3), (2, 4)))
+    total, fed = (x + z, z) if is_there else (x, None)
+    difference = total @ w - labels
+    cto.onnx.make_artifacts(model, tmp_path, loss="mse")
+    for session in (
+        cto.onnx.TrainingSession.from_model(model, loss="mse"),
+        cto.onnx.TrainingSession(tmp_path),
+    ):
+        np.testing.assert_allclose(session.eval(x=x, z=fed), total @ w)
+        np.testing.assert_allclose(session.accumulate(x, fed, labels), np.mean(difference**2))
+        np.testing.assert_allclose(session.gradients["w"], total.T @ difference / 4)
+    with pytest.raises(cto.ArgumentError, match="step: z: expected 3 as extent 1, got"):
+        session.step(x, z[:, :2], labels)
+
+
 @pytest.mark.parametrize(
     ("op_type", "inputs"),
     [

@@ -167,13 +167,32 @@ def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, grad
     assert len(made) > 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_layer_of_no_features(leaf, labels, dtype) -> None:
-    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((2, 4, 0), (16, 0))]
-    loss = functional.linear_cross_entropy(*leaves, labels(16, 2, 4))
-    torch.testing.assert_close(loss, loss.new_tensor(16.0).log())
-    for x, dx in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
-        assert dx.shape == x.shape
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("extents", [(0, 3, 4), (24, 0, 4), (24, 3, 0)])
+def test_a_layer_without_elements(leaf, labels, dtype, reduction, extents) -> None:
+    """The mean of no row that counts is 0; PyTorch's is NaN."""
+    n_rows, n_classes, n_features = extents
+    shapes = (n_rows, n_features), (n_classes, n_features), (n_classes,)
+    leaves = [leaf(*shape, dtype=dtype) for shape in shapes]
+    class_weight = leaf(n_classes, dtype=dtype, gradients=False).abs()
+    target = labels(n_classes, n_rows) if n_classes else torch.full((n_rows,), -100)
+    named = {"weight": class_weight, "reduction": reduction}
+
+    def chunked(x, weight, bias):
+        return functional.linear_cross_entropy(x, weight, target, linear_bias=bias, **named)
+
+    def whole(x, weight, bias):
+        return theirs.cross_entropy(theirs.linear(x, weight, bias), target, **named).nan_to_num()
+
+    def results(loss, leaves):
+        return [y := loss(*leaves), *torch.autograd.grad(y.sum(), leaves)]
+
+    found = results(chunked, leaves)
+    named["weight"] = class_weight.double()
+    expected = results(whole, [x.detach().double().requires_grad_() for x in leaves])
+    error = torch.finfo(dtype).eps * max(2 * n_rows, 4)  # each row's gradient is rounded
+    assert_all_close(found, [x.to(dtype) for x in expected], error)
 
 
 def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:

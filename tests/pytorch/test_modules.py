@@ -214,17 +214,28 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
 
-@pytest.mark.parametrize("is_wrapped", [False, True])
-def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, is_wrapped) -> None:
+def test_convert_says_why_it_left_a_parametrized_module() -> None:
+    model = theirs.Sequential(theirs.Embedding(4, 8))
+    theirs.utils.parametrizations.weight_norm(model[0])
+    left = convert(model).left_classes
+    expected = "a subclass of Embedding, which may compute something else"
+    assert left["ParametrizedEmbedding"] == expected
+
+
+@pytest.mark.parametrize("way", ["function", "decorator", "decorator of PyTorch"])
+def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, way) -> None:
     """As libraries patch PyTorch's classes."""
     own, x = theirs.LayerNorm.forward, leaf(3, 8)
 
     def doubled(self, input):
         return 2 * own(self, input)
 
-    monkeypatch.setattr(
-        theirs.LayerNorm, "forward", functools.wraps(own)(doubled) if is_wrapped else doubled
-    )
+    others = {
+        "function": doubled,
+        "decorator": functools.wraps(own)(doubled),
+        "decorator of PyTorch": torch.no_grad()(own),
+    }
+    monkeypatch.setattr(theirs.LayerNorm, "forward", others[way])
     left = theirs.Sequential(theirs.LayerNorm(8), theirs.GELU()).double()
     expected = left(x)
     result = convert(left)
@@ -407,3 +418,18 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
     for again in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
         assert type(again) is type(norm)
         assert torch.equal(again(x), norm(x))
+
+
+def test_a_pass_that_was_put_into_a_class_before_its_module_is_unpickled_runs(
+    leaf, monkeypatch
+) -> None:
+    name, x = "transformers.models.llama.modeling_llama", leaf(8, 16, dtype=torch.float32)
+    norm = rms_norm_of(name, "LlamaRMSNorm", variance_epsilon=1e-6)
+    of_another_process = SimpleNamespace(LlamaRMSNorm=type(rms_norm_of(name, "LlamaRMSNorm")))
+    of_another_process.LlamaRMSNorm.forward = lambda self, x: 2 * self.weight * x
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(LlamaRMSNorm=type(norm)))
+    convert(norm)
+    pickled = pickle.dumps(norm)
+    monkeypatch.setitem(sys.modules, name, of_another_process)
+    assert torch.equal(pickle.loads(pickled)(x), 2 * norm.weight * x)

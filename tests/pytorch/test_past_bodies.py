@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tensor_backends import HollowTensors, tensors_on  # noqa: E402
 from torch.nn import functional as theirs  # noqa: E402
 
 from cupy_training_ops.torch import functional, ops  # noqa: E402
-from cupy_training_ops.torch.ops import launching, rows  # noqa: E402
+from cupy_training_ops.torch.ops import elementwise, launching, rows  # noqa: E402
 
 
 class Body:
@@ -182,6 +183,36 @@ def test_gradients_that_are_wanted(made, mask) -> None:
             for module in (functional, theirs)
         )
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+@pytest.mark.usefixtures("emulated")
+def test_of_a_gate_and_a_value_only_gradients_that_are_wanted(
+    made, monkeypatch, name, mask
+) -> None:
+    activation = theirs.silu if name == "swiglu" else partial(theirs.gelu, approximate="tanh")
+    masks, given = [], [made(5, 24).requires_grad_(is_wanted) for is_wanted in mask]
+    wanted = [tensor for tensor in given if tensor.requires_grad]
+
+    def noting(run, op, inputs, mask):
+        masks.append(mask)
+        return launching.of_mask(run, op, inputs, mask)
+
+    monkeypatch.setattr(elementwise, "of_mask", noting)
+    for _ in range(3):
+        dy = made(5, 24)
+        found = torch.autograd.grad(getattr(functional, name)(*given), wanted, dy)
+        expected = torch.autograd.grad(activation(given[0]) * given[1], wanted, dy)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert set(masks) == {mask}
+
+
+def test_a_residual_alone_has_the_gradient_itself(made, monkeypatch) -> None:
+    monkeypatch.delitem(elementwise.DOORS, "bitmask_dropout_backward")
+    residual, dy = made(5, 24).requires_grad_(), made(5, 24)
+    y = functional.dropout(made(5, 24), residual=residual)
+    assert torch.equal(torch.autograd.grad(y, residual, dy)[0], dy)
 
 
 @pytest.mark.parametrize("n_rows", [5, 8])

@@ -163,6 +163,25 @@ def test_another_backward_pass_finds_the_same(scores, labels, inplace) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{}, {"inplace": True}, {"label_smoothing": 0.1}, {"return_z_loss": True}],
+    ids=lambda named: "".join(named),
+)
+def test_a_loss_is_divided_in_place(scores, labels, named) -> None:
+    """As by loops that accumulate gradients."""
+    x, y = scores
+    target = labels(16, 8)
+    loss = functional.cross_entropy(y, target, **named)
+    loss = loss if isinstance(loss, torch.Tensor) else loss.loss
+    loss /= 4
+    smoothing = named.get("label_smoothing", 0.0)
+    expected = torch.nn.functional.cross_entropy(x * 2, target, label_smoothing=smoothing) / 4
+    torch.testing.assert_close(loss, expected)
+    (found,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, x)[0])
+
+
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_scaled_in_their_own_memory(leaf, labels, dtype, scale) -> None:

@@ -163,6 +163,9 @@ class _Body:
 
 def _value(writer: Writer, like: str, name: str) -> Value:
     """Return the declaration of `name`, with type and shape of the value `like` of the writer."""
+    for item in writer.graph.inputs:
+        if item.name == like and item.is_optional:
+            return item._replace(name=name)
     if like in writer.sequences:
         return Value(name, writer.sequences[like], None, is_sequence=True)
     known = writer.constants.get(like)

@@ -39,6 +39,8 @@ from .policies import GraphPolicy
 
 # Reasons why a value has no codes.
 CAST = "cast of a parameter"
+# A weight, for all that a graph says; an activation, if the model's input is a torch.nn.Parameter.
+COMPUTED = "computed from parameters"
 ANYWAY = {"parameter", "input"}  # its memory is there in any case
 SHARED = "shared"  # its memory stays alive for another value
 SMALL = "small"  # fewer bytes than `least`
@@ -266,11 +268,12 @@ def _is_image(value: Tensor) -> bool:
 def _why_never(node: Node, nbytes: int, least: int, parameters: set[Node]) -> str:
     """Return why a tensor has no codes whatever reads it, or ""."""
     source = producer_of(node)
-    if node in parameters or source in parameters:
-        is_cast = source.op == "placeholder" and _storage(source) != _storage(node)
-        return CAST if is_cast else "parameter"
     if source.op == "placeholder":
-        return "input"
+        if source not in parameters:
+            return "input"
+        return "parameter" if _storage(source) == _storage(node) else CAST
+    if nbytes >= least and (node in parameters or source in parameters):
+        return COMPUTED
     return SMALL if nbytes < least else ""
 
 

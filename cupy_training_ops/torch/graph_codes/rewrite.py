@@ -42,7 +42,7 @@ from .consumers import (
     prims,
 )
 from .formats import INT4_SIGNED, INT8_SIGNED, Parts, cast, centre_of
-from .plan import ANYWAY, SHARED, SMALL, Saved, numel_of
+from .plan import ANYWAY, COMPUTED, SHARED, SMALL, Saved, numel_of
 
 # PyTorch raises an error if a saved tensor was written since, by its version: a version check.
 NO_CHECK = "saved_tensor_with_no_vc_check"  # PyTorch's key in node.meta: such tensors come last
@@ -54,7 +54,7 @@ COPY_OF = "copy_of"  # key of node.meta: name in the forward graph
 ALIASES = packets("alias", "detach")
 COPIES = VIEWS - packets("as_strided", "cat", "stack")
 EXACT = LOOKUPS | VIEWS | MULTIPLIES | SUMS | {prims.iota}  # cheap, without errors of codes
-STAYS = ANYWAY | {SHARED, SMALL}  # reasons for which a value is saved as it is
+STAYS = ANYWAY | {COMPUTED, SHARED, SMALL}  # reasons for which a value is saved as it is
 
 
 def rewrite(

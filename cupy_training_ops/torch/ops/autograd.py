@@ -21,6 +21,9 @@ from .launching import Pick, Runner, exact, pick
 
 NAMESPACE = "cto"
 _Function: Any = torch.autograd.Function
+# Attribute of a node's context: the caller has all results, so that a derivative may not write to
+# those that it saved.
+KEEPS_RESULTS = "keeps_results"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,21 @@ class CustomOp:
     def name(self) -> str:
         """The operator's name without its namespace."""
         return self.schema.partition("(")[0]
+
+
+def masked_op(schema: str, gradients: Callable[..., Any]) -> CustomOp:
+    """Return an operator of gradients, an empty tensor for each that its mask does not select.
+
+    gradients: a body whose first argument after its Run is the result's gradient, and the last the
+    mask; it returns what `of_mask` does.
+    """
+
+    def body(run: Any, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        gradient = gradients(run, dy, *others)
+        results = iter(gradient if isinstance(gradient, tuple) else (gradient,))
+        return tuple([next(results) if wanted else dy.new_empty(0) for wanted in others[-1]])
+
+    return CustomOp(schema, body, masked=gradients)
 
 
 def general_apply(operator: CustomOp, *, is_first: bool) -> Callable[..., Any]:
@@ -272,6 +290,7 @@ def register_autograd(operator: CustomOp, library: Any, kernel: Callable[..., An
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Save for `derivative`, as `operator.save` does; `output`: the results."""
         ctx.set_materialize_grads(False)
+        setattr(ctx, KEEPS_RESULTS, True)
         if operator.save is not None:
             operator.save(ctx, inputs, output)
             if isinstance(output, tuple):

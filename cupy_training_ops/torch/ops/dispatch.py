@@ -185,8 +185,9 @@ class Door:
     """Entry point of an operator: calls its launches, an autograd.Function around them, or, if
     `needs_dispatcher`, PyTorch's dispatcher.
 
-    operator: its definition. every: takes the schema's arguments by position. first: returns the
-    first result only; without gradients the others are not computed.
+    operator: its definition. every: takes the schema's arguments by position; a backward pass may
+    write over a loss's other results, as `registered` may not. first: returns the first result
+    only; without gradients the others are not computed.
     """
 
     def __init__(self, operator: CustomOp, registered: Any) -> None:

@@ -45,9 +45,9 @@ from ...families.dropout.operators import (
 )
 from ...families.gist.operators import ReluGradFromBits, ReluWithBits
 from ...families.rotary.operators import RotaryHalves, RotaryHalvesGrad
-from .autograd import CustomOp
+from .autograd import CustomOp, masked_op
 from .dispatch import register
-from .launching import NUMPY_DTYPES, Run, infer, instance
+from .launching import NUMPY_DTYPES, Run, infer, instance, of_mask
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
 _GELUS = {
@@ -123,20 +123,23 @@ def _gated(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, 
     def body(run: Run, gate: Tensor, value: Tensor) -> Tensor:
         return run(instance(forward), gate, value)
 
-    def backward(run: Run, dy: Tensor, gate: Tensor, value: Tensor) -> Any:
-        return run(instance(gradient), dy, gate, value)
+    def gradients(run: Run, dy: Tensor, gate: Tensor, value: Tensor, mask: Sequence[bool]) -> Any:
+        return of_mask(run, instance(gradient), (dy, gate, value), mask)
 
     def save(ctx: Any, arguments: Sequence[Any], _: Tensor) -> None:
         ctx.save_for_backward(*arguments)
 
     def derivative(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        results: tuple[Any, ...] = DOORS[f"{name}_backward"].every(dy, *ctx.saved_tensors)
-        return results
+        mask = tuple(ctx.needs_input_grad[:2])
+        return tuple(DOORS[f"{name}_backward"].masked(dy, *ctx.saved_tensors, mask))
 
-    schema = f"{name}_backward(Tensor grad, Tensor gate, Tensor value) -> (Tensor, Tensor)"
+    schema = (
+        f"{name}_backward(Tensor grad, Tensor gate, Tensor value, "
+        "bool[2] output_mask=[True, True]) -> (Tensor, Tensor)"
+    )
     return (
         CustomOp(f"{name}(Tensor gate, Tensor value) -> Tensor", body, save, derivative),
-        CustomOp(schema, backward),
+        masked_op(schema, gradients),
     )
 
 
@@ -252,8 +255,9 @@ def _dropouts(
 
     def derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
         drawn, bias = ctx.saved_tensors
-        _, of_bias, of_residual, *_ = ctx.needs_input_grad
-        dx = DOORS[f"{name}_backward"].every(dy, drawn, ctx.p)
+        of_x, of_bias, of_residual, *_ = ctx.needs_input_grad
+        has_dx = of_x or of_bias
+        dx = DOORS[f"{name}_backward"].every(dy, drawn, ctx.p) if has_dx else None
         dbias = _over_rows(dx, bias) if of_bias else None  # d (x + bias) = dx
         return dx, dbias, dy if of_residual else None, None, None
 

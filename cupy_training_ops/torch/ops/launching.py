@@ -144,6 +144,16 @@ def _call_op(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None, joins
     return results if _joint_spec(specs) is None else (first, torch.stack(others))
 
 
+def of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
+    """Compute the gradients that the mask selects: a tensor, or a tuple of several or none.
+
+    op: an operator of gradients, as many as the mask has items. inputs: of `op`.
+    """
+    outputs = [output.name for output in op.outputs]
+    names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
+    return run(op, *inputs, outputs=names) if names else ()
+
+
 def _is_on_gpu(inputs: Sequence[Any]) -> bool:
     """Return True if any of the inputs is a tensor on a GPU."""
     return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)

@@ -84,13 +84,14 @@ class _Sums:
         """
         hidden, self.weight, bias = inputs
         assert hidden is not None
-        gradients = [
-            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+        self.results = [
+            hidden.new_empty(x.shape if wanted else 0)
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
-        self.are_wanted = any(mask)
+        # None without elements.
+        gradients = [each if each.numel() else None for each in self.results]
         self.of_hidden, self.of_weight, self.of_bias = gradients
-        self.results = [hidden.new_empty(0) if sums is None else sums for sums in gradients]
+        self.are_wanted = any(mask)
         self.is_half = hidden.dtype == torch.float16 or (
             hidden.dtype == torch.bfloat16 and n_chunks > 1
         )
@@ -585,8 +586,8 @@ def _count(
     if class_weight is None:
         return counts.sum().clamp(min=1)
     inside = (target >= 0) & (target < n_classes)
-    weights = class_weight[target.clamp(0, max(n_classes - 1, 0))]
-    total = weights.masked_fill_(~inside, 1).masked_fill_(~counts, 0).sum()
+    weights = pad(class_weight, (0, 1), value=1)[target.where(inside, n_classes)]
+    total = weights.masked_fill_(~counts, 0).sum()
     return total.masked_fill_(total == 0, math.inf)
 
 
@@ -647,7 +648,7 @@ def _linear_derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     *gradients, scale = ctx.saved_tensors
     scales = scale if scale.numel() else (1.0, 1.0, 1.0)
     hidden, weight, bias = [
-        scale_gradients("linear_cross_entropy", dloss, [x], each)[0] if wanted else None
+        scale_gradients(ctx, "linear_cross_entropy", dloss, [x], each)[0] if wanted else None
         for x, each, wanted in zip(gradients, scales, ctx.mask, strict=True)
     ]
     return hidden, weight, None, bias, *[None] * (len(ctx.needs_input_grad) - 4)

@@ -27,7 +27,7 @@ from ...families.cross_entropy.operators import (
     MeasuredCrossEntropyLossAndGrad,
 )
 from ...families.elementwise.operators import ScaleInPlace
-from .autograd import CustomOp
+from .autograd import KEEPS_RESULTS, CustomOp
 from .dispatch import needs_dispatcher, register
 from .launching import Run, infer, instance
 
@@ -163,7 +163,7 @@ def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
         refuse(
             "cto::cross_entropy", "weight", "a tensor that requires no gradient", "one that does"
         )
-    (dscores,) = scale_gradients("cross_entropy", dloss, ctx.saved_tensors, ctx.scale)
+    (dscores,) = scale_gradients(ctx, "cross_entropy", dloss, ctx.saved_tensors, ctx.scale)
     return dscores, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
@@ -176,16 +176,17 @@ def _derivative_of_both(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
     if ctx.needs_input_grad[2]:
         expected = "a tensor that requires no gradient"
         refuse("cto::dense_cross_entropy", "weight", expected, "one that does")
-    gradients = scale_gradients("dense_cross_entropy", dloss, ctx.saved_tensors)
+    gradients = scale_gradients(ctx, "dense_cross_entropy", dloss, ctx.saved_tensors)
     # Two tensors, or one of both.
     dscores, dtarget = gradients if len(gradients) == 2 else gradients[0].unbind(0)
     return dscores, dtarget, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def scale_gradients(
-    name: str, dloss: Tensor, gradients: Sequence[Tensor], scale: float | Tensor = 1.0
+    ctx: Any, name: str, dloss: Tensor, gradients: Sequence[Tensor], scale: float | Tensor = 1.0
 ) -> Sequence[Tensor]:
-    """Return gradients times dloss / scale, rounded once; in place unless the graph is retained.
+    """Return gradients times dloss / scale, rounded once; in place unless the graph is retained, or
+    the caller of `torch.ops.cto` has them.
 
     name: the operator's, for errors. dloss: gradient of the loss, () or (rows, ...). gradients: of
     the loss or of the rows' losses, (rows, classes, ...). scale: a number, or tensor of shape ().
@@ -198,7 +199,7 @@ def scale_gradients(
     slope = dloss.unsqueeze(1 if dloss.dim() else 0)
     if needs_dispatcher((dloss, *gradients)):
         return [(gradient * slope).to(gradient.dtype) for gradient in gradients]
-    if _keeps_graph():
+    if _keeps_graph() or getattr(ctx, KEEPS_RESULTS, False):
         gradients = [gradient.clone() for gradient in gradients]
     if dloss.dim() or dloss.dtype == torch.float64:
         return [gradient.mul_(slope) for gradient in gradients]

@@ -11,7 +11,7 @@ weight, bias, residual) are computed, without those that a norm lacks. momentum 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ from ...families.softmax.operators import (
     Softmax,
     SoftmaxGrad_13,
 )
-from .autograd import CustomOp
+from .autograd import CustomOp, masked_op
 from .dispatch import register
-from .launching import Run, infer, instance
+from .launching import Run, infer, instance, of_mask
 
 
 def _softmaxes(name: str, forward: type[Op], gradient: type[Op]) -> tuple[CustomOp, CustomOp]:
@@ -98,7 +98,7 @@ def _rms_norm_gradients(
     none."""
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("rms_norm", x, row, weight), inv_std)
-    return _of_mask(run, op, inputs, mask)
+    return of_mask(run, op, inputs, mask)
 
 
 def _layer_norm(
@@ -128,7 +128,7 @@ def _layer_norm_gradients(
     several or none."""
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy, x, _scale("layer_norm", x, row, weight), mean, inv_std)
-    return _of_mask(run, op, inputs, mask)
+    return of_mask(run, op, inputs, mask)
 
 
 def _pair_gradients(
@@ -144,30 +144,6 @@ def _pair_gradients(
     one tensor, as a launch returns them that joins results."""
     mean, inv_std = pair.unbind()
     return _layer_norm_gradients(run, dy, x, row, weight, mean, inv_std, mask)
-
-
-def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
-    """Compute the gradients that the mask selects: a tensor, or a tuple of several or none.
-
-    op: an operator of gradients, as many as the mask has items. inputs: of `op`.
-    """
-    outputs = [output.name for output in op.outputs]
-    names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
-    return run(op, *inputs, outputs=names) if names else ()
-
-
-def _padding(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """Make a body that returns an empty tensor for each gradient that is not selected.
-
-    gradients: a body whose last argument is the mask, and which returns what `_of_mask` does.
-    """
-
-    def body(run: Run, dy: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        gradient = gradients(run, dy, *others)
-        results = iter(gradient if isinstance(gradient, tuple) else (gradient,))
-        return tuple([next(results) if wanted else dy.new_empty(0) for wanted in others[-1]])
-
-    return body
 
 
 # The operator of the derivative, by the number of tensors that have mean and inv_std.
@@ -305,9 +281,9 @@ def _batch_norm_relu_gradients(
     scale = torch.ones_like(mean) if weight is None else weight
     op = instance(BatchNormReluGrad)
     if not _has_channels_last(x):
-        return _of_mask(run, op, (dy, x, y, scale, mean, inv_std), mask)
+        return of_mask(run, op, (dy, x, y, scale, mean, inv_std), mask)
     images = [_rows_of(each) for each in (dy, x, y)]
-    results = _of_mask(run, op, (*images, scale, mean, inv_std), mask)
+    results = of_mask(run, op, (*images, scale, mean, inv_std), mask)
     computed = results if isinstance(results, tuple) else (results,)
     return tuple([each if each.dim() == 1 else _images_of(each, x) for each in computed])
 
@@ -375,11 +351,10 @@ DOORS = register(
             _save_rms_norm,
             _rms_norm_derivative,
         ),
-        CustomOp(
+        masked_op(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
-            _padding(_rms_norm_gradients),
-            masked=_rms_norm_gradients,
+            _rms_norm_gradients,
         ),
         CustomOp(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
@@ -389,19 +364,17 @@ DOORS = register(
             _save_layer_norm,
             _layer_norm_derivative,
         ),
-        CustomOp(
+        masked_op(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
-            _padding(_layer_norm_gradients),
-            masked=_layer_norm_gradients,
+            _layer_norm_gradients,
         ),
-        CustomOp(
+        masked_op(
             "layer_norm_backward_of_pair(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean_and_inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
-            _padding(_pair_gradients),
-            masked=_pair_gradients,
+            _pair_gradients,
         ),
         CustomOp(
             "batch_norm_relu(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, "
@@ -413,12 +386,11 @@ DOORS = register(
             _batch_norm_relu_derivative,
             first=_batch_norm_relu_in_place,
         ),
-        CustomOp(
+        masked_op(
             "batch_norm_relu_backward(Tensor grad, Tensor input, Tensor output, Tensor? weight, "
             "Tensor mean, Tensor inv_std, bool[4] output_mask) "
             "-> (Tensor, Tensor, Tensor, Tensor)",
-            _padding(_batch_norm_relu_gradients),
-            masked=_batch_norm_relu_gradients,
+            _batch_norm_relu_gradients,
         ),
         CustomOp(
             "embedding(Tensor weight, Tensor indices, int padding_idx=-1) -> Tensor",
