@@ -201,11 +201,9 @@ def scale_gradients(
         return [(gradient * slope).to(gradient.dtype) for gradient in gradients]
     if _keeps_graph() or getattr(ctx, KEEPS_RESULTS, False):
         gradients = [gradient.clone() for gradient in gradients]
-    if dloss.dim() or dloss.dtype == torch.float64:
+    if dloss.dim():
         return [gradient.mul_(slope) for gradient in gradients]
-    # ScaleInPlace writes nothing if the factor is 1, as of loss.backward().
-    factor = dloss.float()
-    return [_scale_in_place(gradient, factor) for gradient in gradients]
+    return [scale_in_place(gradient, dloss) for gradient in gradients]
 
 
 def refuse_overwriting(x: Tensor) -> None:
@@ -234,9 +232,12 @@ def _fake_check(x: Tensor) -> Tensor:
     return x.new_empty(0)
 
 
-def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply a gradient by a float32 tensor of shape (), and return it."""
-    instance(ScaleInPlace)(gradient, factor.resolve_neg())
+def scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a gradient by a tensor of shape (), and return it: unwritten where that is 1, as the
+    gradient of a loss is in loss.backward()."""
+    if factor.dtype == torch.float64:
+        return gradient.mul_(factor.unsqueeze(0))  # with a dimension it is not rounded first
+    instance(ScaleInPlace)(gradient, factor.float().resolve_neg())
     torch.autograd.graph.increment_version(gradient)
     return gradient
 
