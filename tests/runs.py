@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import emulator
@@ -92,6 +92,9 @@ class EmulatedBackend(backends.NumpyBackend):
     def info(self, array: NDArray[Any]) -> Info:
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, backends.strides(array), 0)
+
+    def pointers(self, arrays: Sequence[NDArray[Any] | None]) -> list[int]:
+        return [0 if array is None else emulator.device_address(array) for array in arrays]
 
     def empty(self, spec: Spec, device: int) -> NDArray[Any]:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))

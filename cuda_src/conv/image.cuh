@@ -132,7 +132,7 @@ struct ImageReader {
     i32 tap, count;      // tap of the window, and their number
     i32 depth;           // channels before this part
     u32 inside;          // bit i: tap i reads inside of the image
-    bool exists;         // the column exists
+    bool exists;         // the column exists, and `read` has elements
     Offset plane;
 
     // For the thread's column place.first_column + threadIdx.x % COLUMNS. read: the array;
@@ -141,7 +141,7 @@ struct ImageReader {
                                            const E* read, const E* all_packed)
         : layout(layout), taps(taps) {
         const i64 column = place.first_column + threadIdx.x % COLUMNS;
-        exists = column < place.columns;
+        exists = read && column < place.columns;
         i64 rest = exists ? column : 0;
 #pragma unroll
         for (int axis = 2; axis >= 0; --axis) {
@@ -155,8 +155,10 @@ struct ImageReader {
         store_at = kept(Tile::A_SIZE + Tile::b_at(own_depth, threadIdx.x % COLUMNS));
         plane = static_cast<Offset>(volume(layout.read));
         const i64 channel = (rest * layout.groups + place.group) * layout.depth + own_depth;
-        image = read + channel * volume(layout.read) +
-                (static_cast<i64>(at[0]) * layout.read[1] + at[1]) * layout.read[2] + at[2];
+        const i64 offset = channel * volume(layout.read) +
+                           (static_cast<i64>(at[0]) * layout.read[1] + at[1]) * layout.read[2] +
+                           at[2];
+        image = exists ? read + offset : read;
         packed = all_packed + place.tile * volume(layout.kernel) * layout.parts * A_SIZE;
     }
     // Starts the sum over a window of up to WINDOW taps, from first_tap on of the residue's `all`:
@@ -213,7 +215,7 @@ struct ImageReader {
     }
     // What the column reads by the current tap, of the part's channels; zeros beside the image.
     __device__ __forceinline__ Source<E, Offset> source() const {
-        return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
+        return {first, taps[tap].offset, plane, (inside >> tap & 1) != 0};
     }
     // Channels from the thread's first one on; it may have more or fewer than
     // its own, or less than 0.

@@ -303,8 +303,11 @@ struct Source {
     const u8* from;
     Offset step;
 
-    // first: channel 0 at the position; plane: elements from a channel to the next.
-    __device__ __forceinline__ Source(const E* first, Offset plane, bool exists) {
+    // image + offset: channel 0 at the position; plane: elements from a channel to the next.
+    // `image` may be null if the position does not exist. In one condition in place of two, kernels
+    // have up to a tenth more instructions (CUDA 13, 10.0).
+    __device__ __forceinline__ Source(const E* image, i64 offset, Offset plane, bool exists) {
+        const E* const first = exists ? image + offset : nullptr;
         from = reinterpret_cast<const u8*>(exists ? static_cast<const void*>(first) : &ZEROS);
         step = exists ? plane : 0;
     }

@@ -125,11 +125,11 @@ struct WeightReader {
     __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
         const i64 plane = volume(layout.output);
         const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
-        const E* const first =
-            y + n * (layout.groups * layout.rows * plane) + (line * layout.output[2] + at[2]);
+        const i64 first =
+            n * (layout.groups * layout.rows * plane) + (line * layout.output[2] + at[2]);
         const int count = layout.rows - tile.first_row;
         const int own = own_group() * Tile::GROUP;
-        const Source<E, Offset> source(first + own * plane, static_cast<Offset>(plane),
+        const Source<E, Offset> source(y, first + own * plane, static_cast<Offset>(plane),
                                        position < end);
 #pragma unroll
         for (int i = 0; i < ROW_GROUPS; ++i) {
@@ -158,8 +158,8 @@ struct WeightReader {
         for (int axis = 0; axis < 3; ++axis)
             from[axis] = at[axis] * layout.stride[axis] - layout.pad[axis];
         const i64 line = static_cast<i64>(from[0]) * layout.image[1] + from[1];
-        const E* const first =
-            x + n * (layout.groups * layout.channels * plane) + (line * layout.image[2] + from[2]);
+        const i64 first =
+            n * (layout.groups * layout.channels * plane) + (line * layout.image[2] + from[2]);
 #pragma unroll
         for (int i = 0; i < COLUMN_GROUPS; ++i) {
             const ColumnGroup& column = columns[own_group() + i * STEP];
@@ -168,7 +168,7 @@ struct WeightReader {
             for (int axis = 0; axis < 3; ++axis)
                 inside &= static_cast<u32>(from[axis] + column.shift[axis]) <
                           static_cast<u32>(layout.image[axis]);
-            Source<E, Offset>(first + column.offset, static_cast<Offset>(plane), inside)
+            Source<E, Offset>(x, first + column.offset, static_cast<Offset>(plane), inside)
                 .gather(0, column.count, groups[i]);
         }
     }

@@ -7,7 +7,7 @@ with thread_order("random", seed=7):
 """
 
 from .errors import EmulatorCompileError, EmulatorError
-from .memory import guarded_copy
+from .memory import device_address, guarded_copy
 from .module import EmulatedKernel, EmulatedModule
 from .requirement import require_emulator
 from .settings import LaunchSettings, current_settings, thread_order, time_limit
@@ -20,6 +20,7 @@ __all__ = [
     "EmulatorError",
     "LaunchSettings",
     "current_settings",
+    "device_address",
     "guarded_copy",
     "require_emulator",
     "thread_order",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .memory import GuardedArrays
+from .memory import GuardedArrays, device_address
 
 # Arrays, NumPy scalars, addresses and None: see check_arguments.
 Arguments = tuple[Any, ...]
@@ -93,7 +93,7 @@ class PackedArguments:
 
 
 def _pointer(value: np.ndarray | np.uint64 | int | None, memory: GuardedArrays) -> np.ndarray:
-    address = value.ctypes.data if isinstance(value, np.ndarray) else int(value or 0)
+    address = device_address(value) if isinstance(value, np.ndarray) else int(value or 0)
     return np.array([memory.relocate(address)], np.uint64)
 
 

@@ -148,6 +148,13 @@ def guarded_copy(array: np.ndarray) -> np.ndarray:
     return copy
 
 
+def device_address(array: np.ndarray) -> int:
+    """The address that an array would have on a GPU; of one without memory it is null."""
+    memory = array.base if isinstance(array.base, np.ndarray) else array
+    address: int = array.ctypes.data if memory.size else 0
+    return address
+
+
 def acquire(nbytes: int, remainder: int, label: str) -> int:
     """The address of new guarded memory, equal to `remainder` modulo 16."""
     address: int = runtime().emulator_acquire(nbytes, remainder, label.encode())

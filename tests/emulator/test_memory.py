@@ -133,10 +133,15 @@ def test_strided_arrays_arrive_with_all_their_elements(kernel, rng):
 
 
 def test_empty_arrays_have_no_accessible_element(kernel):
+    """Their address is null, as CuPy's, but for parts of other arrays."""
     y = np.zeros(1, np.float32)
+    for empty in (y[:0].copy(), guarded_copy(y[:0]), np.zeros((0, 3), np.float32).T):
+        for index, problem in ((0, "a null pointer"), (-1, "pointer arithmetic on null")):
+            with pytest.raises(EmulatorError, match=problem):
+                _copy_one(kernel, empty, y, index, 0)
     for index in (0, -1):
         with pytest.raises(EmulatorError, match="argument 0"):
-            _copy_one(kernel, y[:0].copy(), y, index, 0)
+            _copy_one(kernel, np.ones(4, np.float32)[2:2], y, index, 0)
 
 
 def test_writing_to_a_read_only_array_is_an_error(kernel):
