@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch._inductor
+from torch import _guards
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch.fx import GraphModule, Node
@@ -19,7 +20,7 @@ from torch.fx import GraphModule, Node
 from ...errors import refuse
 from .budget import NAME, Budget, Graphs, Partition, Partitioner, budget_of, within
 from .plan import ANYWAY, Planner, Saved, nbytes_of, save_what_reads_written_inputs
-from .policies import POLICIES, GraphPolicy
+from .policies import POLICIES
 from .rewrite import rewrite
 
 OPTION = "custom_partitioner_fn"
@@ -33,21 +34,37 @@ class CodesPartitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     policy: the format of codes for each use of a value. budget: limit of the saved bytes; None:
     encode all that the policy allows. least: bytes below which tensors are not encoded. account:
-    the report. In calls: gm is the joint graph, joint_inputs are its inputs, settings the keyword
-    arguments that PyTorch passes to its own partitioner.
+    the report; one from a pickle has its own. In calls: gm is the joint graph, joint_inputs are its
+    inputs, settings the keyword arguments that PyTorch passes to its own partitioner.
     """
 
-    def __init__(self, policy: GraphPolicy, budget: Budget | None, least: int) -> None:
-        self.policy, self.budget, self.least = policy, budget, least
+    def __init__(self, policy: str, budget: Budget | None, least: int) -> None:
+        self.policy, self.budget, self.least = POLICIES[policy], budget, least
         self.account = Account()
         self._has_warned = False
 
-    def __deepcopy__(self, _: object) -> CodesPartitioner:
-        """Return self: PyTorch copies its settings, but there is one account."""
+    def __copy__(self) -> CodesPartitioner:
+        """Return self: options and settings of PyTorch are copied, but there is one account."""
         return self
 
+    def __deepcopy__(self, _: object) -> CodesPartitioner:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the same partitioner; PyTorch's caches have it in their keys."""
+        return CodesPartitioner, (self.policy.name, self.budget, self.least)
+
     def uuid(self) -> object:
-        """Return a key of all that a compiled graph depends on, for caches of compiled code."""
+        """Return a key of all that a compiled graph depends on, for the cache of graphs' code.
+
+        Refuse it to the cache of whole models, as one from there calls no partitioner, and would
+        not be in the report: its key is asked for before any graph of the model is compiled.
+        """
+        context = _guards.TracingContext.try_get()
+        if context is not None and getattr(context, "aot_graph_name", None) is None:
+            from torch._inductor.codecache import BypassFxGraphCache  # PyTorch has imported it here
+
+            raise BypassFxGraphCache(f"{NAME}: its report needs each graph's partition")
         settings = f"{self.policy.name} {self.budget} {self.least}"
         return get_hash_for_files(SOURCES, settings)
 
@@ -186,8 +203,8 @@ class ActivationCodes(dict[str, Any]):
         `before` and `after` are sums over all graphs, without parameters and inputs: of what
         PyTorch's own choice saves, and of what is saved; `coded` has them by format, `as_it_is` by
         the reason why tensors have no codes. `graphs` has a line for each tensor of each graph;
-        "added": a budget saves it, PyTorch's choice would not. Graphs from PyTorch's cache of code
-        are missing.
+        "added": a budget saves it, PyTorch's choice would not. Copies of the options share a
+        report; options from a pickle have their own.
         """
         report: dict[str, Any] = self[OPTION].account.report()
         return report
@@ -221,5 +238,5 @@ def activation_codes(
     if mode is not None and mode not in modes:
         refuse(NAME, "mode", f"None or one of {', '.join(modes)}", repr(mode))
     options = ActivationCodes(modes[mode] if mode else {})
-    options[OPTION] = CodesPartitioner(POLICIES[policy], budget_of(budget), least)
+    options[OPTION] = CodesPartitioner(policy, budget_of(budget), least)
     return options
