@@ -113,10 +113,14 @@ def test_lengths_beyond_all_extents(run, rng, is_causal) -> None:
     "dtype", [pytest.param(FLOAT32, marks=pytest.mark.thorough), BFLOAT16], ids=dtype_name
 )
 def test_large_scores(run, rng, dtype) -> None:
-    """The largest score of a row comes last, or first: sums are made smaller, or added nothing."""
+    """The largest score of a row comes last, or first: sums are made smaller, or added nothing.
+
+    Scores are exact, as eighths times 32nds: rounded, those up to 25 would move weights by 1e-5.
+    """
     dy, q, k, v = normal(rng, (1, 2, 2, 40, 150, 32, 32))
-    q[:] = np.abs(q)
-    k[:] = np.sign(k.mean(-1, keepdims=True)) * np.linspace(0.1, 4, 150)[:, None] * np.ones(32)
+    q[:] = np.rint(np.abs(q) * 8) / 8
+    sizes = np.rint(np.linspace(0.1, 4, 150) * 32) / 32
+    k[:] = np.sign(k.mean(-1, keepdims=True)) * sizes[:, None] * np.ones(32)
     k[:, 1] = k[:, 1, ::-1]
     check(run, [dy, q, k, v, None, None], dtype, scale=0.25)
 
