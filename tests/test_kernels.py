@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import numpy as np
 import pytest
 from sequences import assert_results_match, expected_outputs, poisoned_outputs
 
-from cupy_training_ops import get_op
+from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.plan import Launch
 from cupy_training_ops.samples import Sample
-from cupy_training_ops.testing.samples import all_samples, flat
+from cupy_training_ops.testing.samples import all_samples, flat, mapped_inputs
 
 SAMPLES = [sample for samples in all_samples().values() for sample in samples]
 
@@ -49,3 +53,41 @@ def test_each_output_alone_is_what_it_is_beside_others(sample: Sample, run, rng)
             alone = [None] * len(expected)
             alone[place] = expected[place]
             assert_results_match(op, sample, run, inputs, actual, tuple(alone))
+
+
+def extents_of(op: Any, inputs: Any) -> list[int]:
+    """The extents of the inputs' arrays, each once."""
+    extents: set[int] = set()
+    mapped_inputs(op, inputs, lambda x: extents.update(getattr(x, "shape", ())))
+    return sorted(extents - {0})
+
+
+def without(op: Any, inputs: Any, extent: int) -> Any:
+    """Return inputs of which each axis of this extent has none."""
+
+    def cut(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        return np.array(x[(*(slice(0 if n == extent else None) for n in x.shape), ...)])
+
+    return mapped_inputs(op, inputs, cut)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, samples in all_samples().items() if samples))
+def test_axes_without_elements(name: str, run, rng) -> None:
+    """On a GPU arrays without elements have null addresses, in emulated launches, too."""
+    samples = all_samples()[name]
+    sample = samples[rng.integers(len(samples))]
+    op = get_op(sample.op)(**sample.attributes)
+    inputs = sample.make(rng)
+    extents = extents_of(op, inputs) or [1]
+    inputs = without(op, inputs, extents[rng.integers(len(extents))])
+    try:
+        expected = expected_outputs(op, inputs)
+    except ArgumentError as refused:
+        with pytest.raises(ArgumentError, match=re.escape(str(refused))):
+            op(*run.place_inputs(op, inputs, sample.offset))
+        return
+    out = poisoned_outputs(op, inputs, expected, run, sample.offset_of_out)
+    result = op(*run.place_inputs(op, inputs, sample.offset), out=out)
+    assert_results_match(op, sample, run, inputs, result, expected)
