@@ -300,7 +300,7 @@ def _output(
     """Return the loss with the measures that are wanted; predicted: a class for each target."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
-        counts = target != ignore_index
+        counts = target.long() != ignore_index  # int32: with its lowest 32 bits
         right = ((predicted == target) & counts).to(torch.float32)
         accuracy = right if reduction == "none" else right.sum() / counts.sum().clamp(min=1)
         accuracy = accuracy.reshape(loss.shape)
