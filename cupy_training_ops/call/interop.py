@@ -92,9 +92,9 @@ def as_tensor(array: Any) -> Any:
     if not isinstance(bits, np.ndarray):
         _refuse_exchange(bits.data.device_id)
     tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
-    strides = tensor.stride() if array.size > 1 else dense_strides(array.shape)
-    if tensor.stride() != strides:  # else no view: autograd lets no result be one that is written
-        tensor = tensor.as_strided(array.shape, strides)
+    if array.size < 2:  # no view, as autograd lets no result be one that is written
+        memory, first = tensor.untyped_storage(), tensor.storage_offset()
+        tensor.set_(memory, first, array.shape, dense_strides(array.shape))
     return tensor if bits is array else tensor.view(torch.bfloat16)
 
 

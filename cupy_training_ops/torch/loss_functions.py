@@ -228,7 +228,7 @@ def cross_entropy(
     probabilities, nor for a part of a tensor in compiled code. A target out of range makes the loss
     NaN, a mean of no rows is 0 (of no probabilities, or inside of torch.func's derivatives, NaN as
     PyTorch's), and a probability of 0 has no part in the loss, whatever its class scores. Under
-    autocast the loss is float32.
+    autocast the loss is float32, of float64 float64.
 
     return_z_loss, return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput,
     against classes. The z-loss is reduced as the loss, of which it is a part. A token's prediction
@@ -264,7 +264,7 @@ def cross_entropy(
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduced = "sum" if reduction == "none" else reduction
-    dtype = _autocast_dtype(input) if input.dtype in HALVES else None
+    dtype = torch.float32 if input.dtype in HALVES and _are_cast(input) else None
     arguments = (input, target, weight, ignore_index, reduced, dtype)
     if is_measured:
         if inplace:
@@ -300,7 +300,7 @@ def _output(
     """Return the loss with the measures that are wanted; predicted: a class for each target."""
     accuracy, predicted = None, predicted.reshape(target.shape)
     if wanted[1]:
-        counts = target != ignore_index
+        counts = target.long() != ignore_index  # int32: with its lowest 32 bits
         right = ((predicted == target) & counts).to(torch.float32)
         accuracy = right if reduction == "none" else right.sum() / counts.sum().clamp(min=1)
         accuracy = accuracy.reshape(loss.shape)
@@ -326,7 +326,8 @@ def _against_probabilities(
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         reduction = "sum" if reduction == "none" else reduction
-    dtype = _autocast_dtype(input) or torch.promote_types(input.dtype, target.dtype)
+    others = torch.float32 if _are_cast(input) else input.dtype
+    dtype = torch.promote_types(others, target.dtype)
     if weight is not None:
         dtype = torch.promote_types(dtype, weight.dtype)
         weight = weight if weight.dtype == input.dtype else weight.to(dtype)
@@ -381,11 +382,11 @@ def _terms(
     return float(label_smoothing), float(lse_square_scale), float(cap)
 
 
-def _autocast_dtype(scores: Tensor) -> torch.dtype | None:
-    """Return the dtype of the loss of 16-bit scores under autocast; None: that of the scores."""
-    if not scores.is_meta and torch.is_autocast_enabled(scores.device.type):
-        return torch.float32
-    return None
+def _are_cast(*tensors: Tensor) -> bool:
+    """Return True under autocast, which leaves float64 as it is."""
+    kind = tensors[0].device.type
+    is_enabled = kind != "meta" and torch.is_autocast_enabled(kind)
+    return is_enabled and all(x.dtype != torch.float64 for x in tensors)
 
 
 def _in_place(input: Tensor, *others: Any) -> Tensor:
@@ -520,9 +521,8 @@ def linear_cross_entropy(
         )
         return _cast(result, dtype)
     bias = linear_bias
-    kind = input.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        cast, dtype = torch.get_autocast_dtype(kind), dtype or torch.float32
+    if _are_cast(input):
+        cast, dtype = torch.get_autocast_dtype(input.device.type), dtype or torch.float32
         input, linear_weight = input.to(cast), linear_weight.to(cast)
         bias = None if bias is None else bias.to(cast)
     extents = linear_weight.shape[1:-1]
@@ -637,7 +637,7 @@ def _unserved_linear(
     if reduction not in ("mean", "sum", "none"):
         return Unserved("reduction", "'mean', 'sum' or 'none'", repr(reduction))
     layer = (input, linear_weight) if linear_bias is None else (input, linear_weight, linear_bias)
-    if len({x.dtype for x in layer}) > 1 and not torch.is_autocast_enabled(input.device.type):
+    if len({x.dtype for x in layer}) > 1 and not _are_cast(*layer):
         return Unserved("input", f"dtype {linear_weight.dtype}", str(input.dtype))
     if getattr(weight, "requires_grad", False):
         return _WEIGHT

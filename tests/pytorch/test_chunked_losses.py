@@ -469,6 +469,42 @@ def test_added_classes_change_nothing(
         assert error <= bound[dtype] * expected.norm() + 1e-9
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_a_weight_of_no_rows_class_may_be_anything(leaf, labels, dtype, value, reduction) -> None:
+    """As 1 / 0, where weights are 1 over the number of rows that a class has."""
+    dtype = getattr(torch, dtype)
+    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((40, 5), (17, 5))]
+    target, class_weight, results = labels(16, 40), torch.ones(17), []
+    for class_weight[16] in (value, 0):
+        named = {"weight": class_weight.clone(), "reduction": reduction}
+        loss = functools.partial(functional.linear_cross_entropy, target=target, **named)
+        results.append(with_gradients(loss, leaves))
+    assert all(x.isfinite().all() and torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("ignored", [2**32 - 100, 2**33 + 5, -(2**40)])
+def test_an_index_beyond_labels_of_32_bits_ignores_none(
+    leaf, labels, dtype, ignored, reduction
+) -> None:
+    """The same as of labels of 64 bits, also if a label is its lowest 32 bits."""
+    dtype = getattr(torch, dtype)
+    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((40, 5), (17, 5))]
+    target, results = labels(17, 40).int(), []
+    target[0] = torch.tensor(ignored).int()
+    named = {"weight": torch.arange(1, 18) / 8, "return_token_accuracy": True}
+    named |= {"reduction": reduction, "ignore_index": ignored}
+    for each in (target, target.long()):
+        measured = functional.linear_cross_entropy(*leaves, each, **named)
+        gradients = torch.autograd.grad(measured.loss.sum(), leaves)
+        results.append((measured.loss, measured.token_accuracy, *gradients))
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("label", [250, 251, 252, 10**6, -1])
 @pytest.mark.parametrize("ignored", [-100, 251, 252])
 def test_labels_among_added_classes_make_the_loss_nan(leaf, labels, widths, label, ignored) -> None:

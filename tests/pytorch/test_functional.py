@@ -272,6 +272,22 @@ def test_a_loss_under_autocast_is_float32(leaf, labels) -> None:
     torch.testing.assert_close(w.grad, expected, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_autocast_leaves_float64_as_it_is(leaf, labels, is_dense, reduction) -> None:
+    layer = leaf(8, 16), leaf(9, 16)
+    target = leaf(8, 9, gradients=False).softmax(1) if is_dense else labels(9, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = theirs.linear(*layer)
+        expected = theirs.cross_entropy(scores, target, reduction=reduction)
+        whole = functional.cross_entropy(scores, target, reduction=reduction)
+        chunked = functional.linear_cross_entropy(*layer, target, reduction=reduction)
+    for loss in (whole, chunked):
+        torch.testing.assert_close(loss, expected)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        functional.linear_cross_entropy(layer[0], layer[1].float(), target)  # as PyTorch's linear
+
+
 # ---- what is odd about tensors -------------------------------------------------------------------
 
 

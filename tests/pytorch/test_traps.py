@@ -182,6 +182,18 @@ def test_a_loss_is_divided_in_place(scores, labels, named) -> None:
     torch.testing.assert_close(found, torch.autograd.grad(expected, x)[0])
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_results_of_few_elements_are_written_in_place(leaf, dtype, shape) -> None:
+    x = leaf(*shape).detach().to(dtype).requires_grad_()
+    results = functional.gelu(x), torch.nn.functional.gelu(x)
+    for y in results:
+        y /= 4
+    assert [y.stride() for y in results] == [x.stride()] * 2
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in results))
+
+
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_scaled_in_their_own_memory(leaf, labels, dtype, scale) -> None:

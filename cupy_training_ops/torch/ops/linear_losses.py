@@ -219,12 +219,13 @@ def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _bounded(x: Tensor | None, wide: torch.dtype) -> tuple[Any, Any]:
-    """Return (x / bound, bound), the bound being x's largest magnitude, 1 if that is 0, so that
-    gradients fit into float16; (None, 1) without x. wide: dtype of both."""
+    """Return (x / bound, bound), the bound being x's largest finite magnitude, 1 if that is 0, so
+    that gradients fit into float16; (None, 1) without x. wide: dtype of both."""
     if x is None:
         return None, 1
     x = x.to(wide)
-    largest = x.abs().amax() if x.numel() else x.new_ones(())
+    # The weight of a class that no row has may be 1 / 0.
+    largest = x.abs().nan_to_num_(0, 0).amax() if x.numel() else x.new_ones(())
     largest.masked_fill_(largest == 0, 1)
     return x / largest, largest
 
@@ -312,6 +313,8 @@ def _targets_of(
     kind: Any = MeasuredCrossEntropyLossAndGrad if is_measured else CrossEntropyLossAndGrad
     kind = DenseCrossEntropyLossAndGrad if is_dense else kind
     op, target = loss_operator(reduction, wide, *terms, kind=kind), target.contiguous()
+    if target.dtype == torch.int32 and not -(2**31) <= ignore_index < 2**31:
+        target = target.long()  # else compared with the lowest 32 bits of it
     targets = _Targets(op, target, class_weight, ignore_index)
     if is_dense:
         shape = (len(target), *target.shape[2:])
