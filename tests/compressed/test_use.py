@@ -111,16 +111,16 @@ def test_threads_share_one_object(tensor) -> None:
 
 
 def test_it_is_left_by_the_thread_that_entered_it(tensor) -> None:
-    kept, x = cto.torch.compressed_activations("lossless"), tensor()
+    activations, x = cto.torch.compressed_activations("lossless"), tensor()
     with ThreadPoolExecutor(1) as other:
-        with kept:
+        with activations:
             with pytest.raises(ProviderError, match="by the thread that entered it"):
-                other.submit(kept.__exit__, None, None, None).result()
+                other.submit(activations.__exit__, None, None, None).result()
             y = torch.relu(x * 1) ** 2  # as if nothing had been tried
-        assert kept.report()["tensors"] == 1
+        assert activations.report()["tensors"] == 1
         assert_equal(torch.autograd.grad(y.sum(), x), [2 * torch.relu(x)])
         with pytest.raises(ProviderError, match="got one that has not"):
-            kept.__exit__(None, None, None)
+            activations.__exit__(None, None, None)
 
 
 def test_what_torch_compile_saves_passes_and_is_said(tensor) -> None:

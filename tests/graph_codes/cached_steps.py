@@ -37,14 +37,14 @@ def step(settings: dict[str, object]) -> None:
     torch.manual_seed(3)
     model, codes = Layer(), cto.torch.activation_codes(**settings)
     torch.compile(model, options=codes)(normal(5, 64, WIDTH)).square().sum().backward()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for parameter in model.parameters():
-        found.update(parameter.grad.numpy().tobytes())
+        digest.update(parameter.grad.numpy().tobytes())
     line = {
         "hits": counters["inductor"]["fxgraph_cache_hit"],
         "misses": counters["inductor"]["fxgraph_cache_miss"],
         "models": {k: n for k, n in counters["aot_autograd"].items() if "cache" in k},
-        "gradients": found.hexdigest(),
+        "gradients": digest.hexdigest(),
         "report": codes.report(),
     }
     sys.stdout.write(json.dumps(line) + "\n")

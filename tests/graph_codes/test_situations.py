@@ -160,7 +160,7 @@ def test_checkpointing_inside(seed):
 
 
 def test_a_parameter_as_an_input(seed):
-    """What is computed from it has no codes, and counts: only the parameters are there anyway."""
+    """Values computed from it have no codes, and count: only parameters are there anyway."""
     model, x, codes = layers(seed), nn.Parameter(normal(seed, 32, WIDTH)), codes_of()
     gradients(model, compile_with(codes, model), x)
     report = codes.report()

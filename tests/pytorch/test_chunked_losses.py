@@ -490,7 +490,7 @@ def test_a_weight_of_no_rows_class_may_be_anything(leaf, labels, dtype, value, r
 def test_an_index_beyond_labels_of_32_bits_ignores_none(
     leaf, labels, dtype, ignored, reduction
 ) -> None:
-    """The same as of labels of 64 bits, also if a label is its lowest 32 bits."""
+    """Losses are those of labels of 64 bits, also if a label is its lowest 32 bits."""
     dtype = getattr(torch, dtype)
     leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((40, 5), (17, 5))]
     target, results = labels(17, 40).int(), []

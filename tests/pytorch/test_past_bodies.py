@@ -192,8 +192,8 @@ def test_of_a_gate_and_a_value_only_gradients_that_are_wanted(
     made, monkeypatch, name, mask
 ) -> None:
     activation = theirs.silu if name == "swiglu" else partial(theirs.gelu, approximate="tanh")
-    masks, given = [], [made(5, 24).requires_grad_(is_wanted) for is_wanted in mask]
-    wanted = [tensor for tensor in given if tensor.requires_grad]
+    masks, leaves = [], [made(5, 24).requires_grad_(is_wanted) for is_wanted in mask]
+    wanted = [tensor for tensor in leaves if tensor.requires_grad]
 
     def noting(run, op, inputs, mask):
         masks.append(mask)
@@ -202,9 +202,9 @@ def test_of_a_gate_and_a_value_only_gradients_that_are_wanted(
     monkeypatch.setattr(elementwise, "of_mask", noting)
     for _ in range(3):
         dy = made(5, 24)
-        found = torch.autograd.grad(getattr(functional, name)(*given), wanted, dy)
-        expected = torch.autograd.grad(activation(given[0]) * given[1], wanted, dy)
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        gradients = torch.autograd.grad(getattr(functional, name)(*leaves), wanted, dy)
+        expected = torch.autograd.grad(activation(leaves[0]) * leaves[1], wanted, dy)
+        torch.testing.assert_close(gradients, expected, atol=2e-5, rtol=2e-5)
     assert set(masks) == {mask}
 
 

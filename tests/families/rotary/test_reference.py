@@ -78,7 +78,7 @@ def test_a_worked_example() -> None:
 @layouts
 @pytest.mark.parametrize(("dtype", "angle_type"), TYPES, ids=dtype_name)
 def test_results_are_rounded_once(rng, dtype, angle_type, heads_last) -> None:
-    """Those of 16 bits from sums in float32."""
+    """Results of 16 bits are rounded from sums in float32."""
     x, cos, sin = inputs(rng, (2, 40, 3, 16), 2, True, dtype, angle_type)
     if not heads_last:
         x = lying(x, True)
