@@ -669,6 +669,13 @@ def rotations(monkeypatch):
     return noted
 
 
+def rotation_of(x, cos, sin, heads_last=False):
+    """A rotation by its formula."""
+    half = x.shape[-1] // 2
+    cos, sin = (angles.to(x.dtype).unsqueeze(2 if heads_last else 1) for angles in (cos, sin))
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
 def attention_of(family: str, dtype=torch.float64, **changes):
     """A model's first attention layer, a converted copy, and arguments for one call."""
     model = model_of(family, dtype, attn_implementation="eager", **changes)
@@ -936,28 +943,46 @@ def test_a_forward_pass_that_is_put_into_a_class_runs(monkeypatch, labels, part,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotated_attention_under_autocast_and_in_16_bits(labels, rotations, dtype) -> None:
+def test_rotated_attention_under_autocast_and_in_16_bits(
+    labels, rotations, dtype, monkeypatch
+) -> None:
     """Under autocast queries are of 16 bits and angles of 32: transformers promotes what attention
-    rounds again. So is it where nothing is trained, as a cache may be begun by it."""
+    rounds again. So is it where nothing is trained, as a cache may be begun by it. What bfloat16
+    rounds moves the gradients of some models by a tenth; each rotation is exact but for one."""
+    ours = functional.rotary
+
+    def compared(x, cos, sin, heads_last):
+        y = ours(x, cos, sin, heads_last)
+        exact = rotation_of(x.double(), cos, sin, heads_last)
+        torch.testing.assert_close(y.double(), exact, rtol=2**-8 * 1.002, atol=1e-6)
+        if y.requires_grad:
+            dy = torch.randn_like(y)
+            dx, exact_dx = (
+                torch.autograd.grad(each, x, dy.to(each.dtype), retain_graph=True)[0]
+                for each in (y, exact)
+            )
+            torch.testing.assert_close(dx, exact_dx, rtol=2**-7, atol=1e-6)  # each rounded
+        return y
+
+    monkeypatch.setattr(functional, "rotary", compared)
     model = model_of("llama", dtype)
-    converted = copy.deepcopy(model)
+    converted, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     convert(converted, skip=["LlamaForCausalLM"], also=ALSO)
     inputs = inputs_of("llama", labels)
     is_cast = dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
-        results, expected = converted(**inputs), model(**inputs)
+        loss = converted(**inputs).loss
         assert len(rotations) == 4
         with torch.no_grad():
             converted(**inputs)
     assert len(rotations) == (4 if is_cast else 8)
-    torch.testing.assert_close(results.loss, expected.loss, atol=0, rtol=2**-7)  # a last place
-    for each in (results, expected):
-        each.loss.backward()
-    ours, plain = (
-        torch.cat([p.grad.float().flatten() for p in each.parameters()])
-        for each in (converted, model)
+    expected = exact(**inputs).loss
+    torch.testing.assert_close(loss, expected, atol=0, rtol=2**-6)
+    found, wanted = (
+        torch.cat([dw.double().flatten() for dw in torch.autograd.grad(y, [*each.parameters()])])
+        for each, y in ((converted, loss), (exact, expected))
     )
-    assert (ours - plain).norm() <= 0.05 * plain.norm()
+    assert (found - wanted).norm() <= 0.25 * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
@@ -1002,8 +1027,7 @@ def test_angles_of_float32_rotate_rows_of_16_bits(leaf, kind) -> None:
     cos, sin = (leaf(2, 4, 6, dtype=torch.float32).detach() for _ in range(2))
     y = functional.rotary(x, cos, sin)
     wide = x.detach().double().requires_grad_()
-    half = torch.cat((-wide[..., 3:], wide[..., :3]), -1)
-    exact = wide * cos.double()[:, None] + half * sin.double()[:, None]
+    exact = rotation_of(wide, cos, sin)
     dy = leaf(2, 3, 4, 6).detach().to(kind)
     (dx,) = torch.autograd.grad(y, x, dy)
     (exact_dx,) = torch.autograd.grad(exact, wide, dy.double())
