@@ -183,8 +183,8 @@ def _cases(xp: Any, rows: int, torch: ModuleType | None) -> Iterator[Case]:
     yield case("softmax_grad_13", lambda: of["softmax_grad_13"](dy, y, out=out), 3 * one)
     yield case("layer_normalization", lambda: of["layer_normalization"](x, scale, bias), 2 * one)
     _, mean, inv_std = of["layer_normalization"](x, scale, bias)
-    given = (dy, x, scale, mean, inv_std)
-    yield case("layer_normalization_grad", lambda: of["layer_normalization_grad"](*given), 3 * one)
+    saved = (dy, x, scale, mean, inv_std)
+    yield case("layer_normalization_grad", lambda: of["layer_normalization_grad"](*saved), 3 * one)
     yield case(
         "cross_entropy_loss_and_grad",
         lambda: of["cross_entropy_loss_and_grad"](x, labels),

@@ -131,22 +131,22 @@ class Layout:
         struct[()] = tuple(values)
         return struct[()]  # type: ignore[return-value]
 
-    def _exact(self, name: str, given: Any) -> object:
-        """Return the array `given` in the dtype of field `name`; CompileError if it does not fit.
+    def _exact(self, name: str, array: Any) -> object:
+        """Return an array in the dtype of field `name`; CompileError if it does not fit.
 
         A float field takes any real number, rounded.
         """
         field = self.dtype[name]
         base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
-        if given.shape == field.shape:
-            if given.dtype == base:
-                return given
-            held = given.astype(base) if given.dtype.kind in kinds else None
-            if held is not None and (base.kind == "f" or (held == given).all()):
+        if array.shape == field.shape:
+            if array.dtype == base:
+                return array
+            held = array.astype(base) if array.dtype.kind in kinds else None
+            if held is not None and (base.kind == "f" or (held == array).all()):
                 return held
         raise CompileError(
             f"{self.name}: field {name} is {_spell(field)}, "
-            f"the plan gives {_spell(given.dtype, given.shape)}"
+            f"the plan gives {_spell(array.dtype, array.shape)}"
         )
 
 

@@ -55,11 +55,11 @@ Names = Sequence[str]  # one for each parameter
 
 _MAX_BOUND = 64  # cached calls of an optimizer: they differ in which gradients are None
 _WHOLE = Part((), None)  # all parameters of an optimizer that counts no steps
-_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # arguments of a step, in this order
-_AT = {name: i for i, name in enumerate(_GIVEN)}
+_ARGUMENTS = ("gradients", "lr", "loss_scale", "max_norm")  # arguments of a step, in this order
+_AT = {name: i for i, name in enumerate(_ARGUMENTS)}
 _DECLARED = (  # the arguments of a step, as an operator declares its inputs
     Input("gradients", "T", variadic=True, holes=True),
-    *(number(name, "L") for name in _GIVEN[1:]),
+    *(number(name, "L") for name in _ARGUMENTS[1:]),
 )
 # The constructor's lists of arrays; EVERY: the parameters, then the arguments of a step.
 CLOSED = tuple(replace(_DECLARED[0], name=name) for name in ("parameters", "low_precision"))
@@ -82,40 +82,40 @@ class Step(NamedTuple):
     norm: CheckedCall | None  # measures the norm of all gradients, if there are several updates
     updates: Sequence[CheckedCall]  # each of parameters with one count of steps
 
-    def has(self, variant: object, parts: object, given: Arrays) -> bool:
+    def has(self, variant: object, parts: object, arguments: Arrays) -> bool:
         """Return True if these calls can make a step with other arguments.
 
         variant: `_variant` for its max_norm. parts: as they are now, also after a step of a copy
-        that shares them. given: its (gradients, lr, loss_scale, max_norm).
+        that shares them. arguments: its (gradients, lr, loss_scale, max_norm).
         """
         is_same = parts is self.parts and variant == self.variant
-        return is_same and self.known is not None and self.known.has(given)
+        return is_same and self.known is not None and self.known.has(arguments)
 
     @property
     def over_tensors(self) -> bool:
         """Return True if arrays are PyTorch tensors: calls run on PyTorch's current stream."""
         return all(call.over_tensors for call in self.updates)
 
-    def launch(self, given: Arrays, whole: Whole) -> None:
-        """Launch the norm, then all updates, with the numbers in `given`.
+    def launch(self, arguments: Arrays, whole: Whole) -> None:
+        """Launch the norm, then all updates, with the numbers in `arguments`.
 
-        given: (gradients, lr, loss_scale, max_norm). whole: is marked as torn while only some of
-        the updates are launched.
+        arguments: (gradients, lr, loss_scale, max_norm). whole: is marked as torn while only some
+        of the updates are launched.
         """
         if self.norm is not None:
             self.norm()
         writes = []
         for call in self.updates:  # a comprehension would be a call
-            writes.append(call.computed(**numbers_of(call, given)))
+            writes.append(call.computed(**numbers_of(call, arguments)))
         whole.write(writes)
 
 
-def numbers_of(call: CheckedCall, given: Arrays) -> dict[str, Any]:
+def numbers_of(call: CheckedCall, arguments: Arrays) -> dict[str, Any]:
     """Return {"lr": ..., ...}: the numbers of a step that a call replaces.
 
-    given: (gradients, lr, loss_scale, max_norm).
+    arguments: (gradients, lr, loss_scale, max_norm).
     """
-    return {name: given[_AT[name]] for name in call.changing}
+    return {name: arguments[_AT[name]] for name in call.changing}
 
 
 def known_of(backend: Backend, gradients: Arrays) -> SameArrays | None:
@@ -175,11 +175,11 @@ class Optimizer:
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
         vars(self).update(names=self._checked_names(names))
-        given_copies = low_precision
+        callers_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
             low_precision = self._adopt("low_precision", low_precision)
-        self._given_copies, self._copies = given_copies, low_precision
+        self._callers_copies, self._copies = callers_copies, low_precision
         self._form = codes or Numbers(self._moment_dtype(moment_dtype, wide))
         begun = [self._form.first(weight, self.moments) for weight in self._weights]
         self._moments = {m: tuple(own[m] for own in begun) for m in self.moments}
@@ -216,14 +216,14 @@ class Optimizer:
             **self._moments,
         }
         self._own = {name: array for name, array in own.items() if name in declared}
-        self._open_inputs = [name for name in _GIVEN if name in declared]
+        self._open_inputs = [name for name in _ARGUMENTS if name in declared]
         unwritten = {"is_finite", "gradients"}  # the gradients stay as they are
         self._outputs = [o.name for o in self._op.outputs if o.aliases not in unwritten]
         self._every = tuple(range(len(self._weights)))
         self._backend = info(self._weights[0])[0]
         self._bound: dict[object, OpenCall] = {}
         self._last: Step | None = None
-        callers = (*self.parameters, *(self._given_copies or ()))
+        callers = (*self.parameters, *(self._callers_copies or ()))
         self._watched = Watched(tuple(filter(is_tensor, callers)))  # notices moved tensors
 
     def __getstate__(self) -> dict[str, object]:
@@ -257,10 +257,10 @@ class Optimizer:
 
     def _adopt_again(self) -> None:
         """Take the caller's arrays anew, as a tensor may have got other memory; forget calls."""
-        given = self._given_copies
-        self._natively = are_native(CLOSED, (self.parameters, given), ())
+        copies = self._callers_copies
+        self._natively = are_native(CLOSED, (self.parameters, copies), ())
         self._weights = self._adopt("parameters", self.parameters)
-        self._copies = None if given is None else self._adopt("low_precision", given)
+        self._copies = None if copies is None else self._adopt("low_precision", copies)
         self._place()
 
     def __repr__(self) -> str:
@@ -348,8 +348,8 @@ class Optimizer:
             if self._counts is not None:
                 self._counts.load(states.steps(self.names, state["step"]))
             for i, arrays in enumerate(zip(*moments.values(), strict=True)):
-                given = dict(zip(moments, arrays, strict=True))
-                for moment, array in self._form.restore(given).items():
+                named = dict(zip(moments, arrays, strict=True))
+                for moment, array in self._form.restore(named).items():
                     overwrite(self._moments[moment][i], array)
             self._whole.is_torn = False
 
@@ -393,26 +393,26 @@ class Optimizer:
         self._check_length("gradients", gradients)
         return tuple(gradients)
 
-    def _make_step(self, given: Arrays) -> None:
+    def _make_step(self, arguments: Arrays) -> None:
         """Launch the previous step's calls again if its gradients were the same; else new ones.
 
-        given: (gradients, lr, loss_scale, max_norm); gradients: one or None for each parameter.
+        arguments: (gradients, lr, loss_scale, max_norm); gradients: one or None for each parameter.
         """
         last = self._last
         if not self._watched.are_same():
             self._adopt_again()
-        elif last is not None and last.has(self._variant(given[-1]), self._parts(), given):
-            last.launch(given, self._whole)
+        elif last is not None and last.has(self._variant(arguments[-1]), self._parts(), arguments):
+            last.launch(arguments, self._whole)
             return
-        step = self._new_step(given) if self._natively else None
+        step = self._new_step(arguments) if self._natively else None
         if step is not None and step.over_tensors:
-            step.launch(given, self._whole)
+            step.launch(arguments, self._whole)
             return
-        every = (self.parameters, *given)
+        every = (self.parameters, *arguments)
         with ForeignArrays(EVERY, every, (), op=type(self).__name__).stream():
-            step = self._new_step(given)
+            step = self._new_step(arguments)
             if step is not None:
-                step.launch(given, self._whole)
+                step.launch(arguments, self._whole)
 
     def _parts(self) -> object:
         """Return the parts of parameters that are counted together; None without counts."""
@@ -420,29 +420,30 @@ class Optimizer:
 
     def _raise_versions(self, gradients: Sequence[Any]) -> None:
         """Raise autograd's version counters of the tensors that a step wrote."""
-        every = *self.parameters, *(self._given_copies or ())  # copies: one a parameter, or none
+        every = *self.parameters, *(self._callers_copies or ())  # copies: one a parameter, or none
         pairs = zip(every, itertools.cycle(gradients), strict=False)
         raise_versions([x for x, g in pairs if g is not None and is_tensor(x)])
 
-    def _new_step(self, given: Arrays) -> Step | None:
+    def _new_step(self, arguments: Arrays) -> Step | None:
         """Check the arguments of a step, prepare its calls; return None if all gradients are None.
 
-        given: (gradients, lr, loss_scale, max_norm). One call updates all parameters if they have
-        one count of steps and store moments alike; else one call measures the norm, and one updates
-        each part (`_by_parts`).
+        arguments: (gradients, lr, loss_scale, max_norm). One call updates all parameters if they
+        have one count of steps and store moments alike; else one call measures the norm, and one
+        updates each part (`_by_parts`).
         """
-        places, gradients = self._with_gradients(given[0])
+        places, gradients = self._with_gradients(arguments[0])
         if not gradients:
             return None
         parts = [_WHOLE] if self._counts is None else self._alike(self._counts.of(places))
         norm, updates = None, list[CheckedCall]()
         if len({self._form.is_coded(self._weights[i]) for i in places}) == 1:  # all or none
-            updates = [self._update_call(Part(places, parts[0].count), gradients, given)]
+            updates = [self._update_call(Part(places, parts[0].count), gradients, arguments)]
         if len(parts) > 1:  # that call, which checked the gradients of all parts, is not made
-            norm, updates = self._by_parts(parts, dict(zip(places, gradients, strict=True)), given)
+            by_place = dict(zip(places, gradients, strict=True))
+            norm, updates = self._by_parts(parts, by_place, arguments)
         tensors = self._backend.has_tensors  # a tensor's memory may become another
-        known = None if tensors else known_of(self._backend, given)
-        step = Step(known, self._variant(given[-1]), self._parts(), norm, updates)
+        known = None if tensors else known_of(self._backend, arguments)
+        step = Step(known, self._variant(arguments[-1]), self._parts(), norm, updates)
         self._last = None if known is None else step
         return step
 
@@ -462,29 +463,29 @@ class Optimizer:
         return alike
 
     def _by_parts(
-        self, parts: Sequence[Part], gradients: dict[int, Any], given: Arrays
+        self, parts: Sequence[Part], gradients: dict[int, Any], arguments: Arrays
     ) -> tuple[CheckedCall, list[CheckedCall]]:
         """Return (the call that measures the norm of all gradients, an update for each part).
 
-        gradients: by the index of their parameter. given: (gradients, lr, loss_scale, max_norm).
+        gradients: by the index of their parameter. arguments: those of the step.
         """
         norm = self._norm().checked(gradients=list(gradients.values()))
         return norm, [
-            self._update_call(part, [gradients[i] for i in part.places], given, is_told=True)
+            self._update_call(part, [gradients[i] for i in part.places], arguments, is_told=True)
             for part in parts
         ]
 
     def _update_call(
-        self, part: Part, gradients: Sequence[Any], given: Arrays, *, is_told: bool = False
+        self, part: Part, gradients: Sequence[Any], arguments: Arrays, *, is_told: bool = False
     ) -> CheckedCall:
         """Return the update of a part's parameters, after all checks.
 
-        gradients: one for each of these parameters, none of them None. given: (unread, lr,
+        gradients: one for each of these parameters, none of them None. arguments: (unread, lr,
         loss_scale, max_norm). is_told: the update reads gradient_norm, which another call wrote,
         and does not measure it itself.
         """
-        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
-        call = self._open(part, given[-1], is_told)
+        named = dict(zip(_ARGUMENTS, (gradients, *arguments[1:]), strict=True))
+        call = self._open(part, arguments[-1], is_told)
         try:
             return call.checked(**{name: named[name] for name in self._open_inputs})
         except (ArgumentError, DtypeError) as error:
@@ -596,19 +597,19 @@ class Optimizer:
         if seed is not None:
             refuse_rounding(type(self).__name__, self._dtype())
 
-    def _moment_dtype(self, given: object, wide: Dtype) -> Dtype:
-        """Return the dtype of moments: `given`, or `wide` for None.
+    def _moment_dtype(self, dtype: object, wide: Dtype) -> Dtype:
+        """Return the dtype of moments: `dtype`, or `wide` for None.
 
         wide: float32, or float64 for float64 parameters. Allowed are `wide`, and bfloat16 beside
         float32; in float16 the square of a gradient below 2e-4 would be 0.
         """
-        dtype = wide if given is None else to_dtype(given)
+        result = wide if dtype is None else to_dtype(dtype)
         allowed = (wide,) if wide == FLOAT64 else (wide, BFLOAT16)
-        if dtype not in allowed:
+        if result not in allowed:
             names = " or ".join(map(dtype_name, allowed))
             expected = f"{names}, which hold the squares of small gradients"
-            refuse(type(self).__name__, "moment_dtype", expected, dtype_name(dtype))
-        return dtype
+            refuse(type(self).__name__, "moment_dtype", expected, dtype_name(result))
+        return result
 
     def _checked_rate(self, lr: Any) -> Any:
         """Return lr, a number of at least 0 or an array, which each step reads; refuse others."""

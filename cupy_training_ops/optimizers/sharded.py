@@ -237,7 +237,7 @@ class AdamW(adam.AdamW):
         low_precision."""
         refuse_mixed("AdamW", CLOSED, (parameters, copies), ())
         self._weights = self._adopt("parameters", parameters)
-        vars(self).update(parameters=tuple(parameters), _given_copies=copies)
+        vars(self).update(parameters=tuple(parameters), _callers_copies=copies)
         if copies is not None:
             self._check_length("low_precision", copies)
         self._take_arrays()
@@ -253,7 +253,7 @@ class AdamW(adam.AdamW):
         """Take the caller's parameters and copies as NumPy or CuPy arrays over their memory."""
         self._weights = self._adopt("parameters", self.parameters)
         self._are_tensors = all(map(is_tensor, self.parameters))
-        copies = self._given_copies
+        copies = self._callers_copies
         self._copies = None if copies is None else self._adopt("low_precision", copies)
         self._every = tuple(range(len(self._weights)))
         self._watched = Watched(tuple(filter(is_tensor, (*self.parameters, *(copies or ())))))
@@ -293,7 +293,7 @@ class AdamW(adam.AdamW):
         """Take the caller's arrays anew, here and in `_inner`, as tensors may have moved."""
         self._last_cut = None
         self._take_arrays()
-        weights, self._inner._given_copies = self._own_parts()
+        weights, self._inner._callers_copies = self._own_parts()
         vars(self._inner).update(parameters=tuple(weights))
         self._inner._adopt_again()
 

@@ -76,7 +76,7 @@ class Embedded(Engine):
                 if peer not in self._half_told:
                     _say(sock, pack(number, words), 0)
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
+                sock.shutdown(socket.SHUT_RDWR)  # a thread that waits for it wakes up
 
     def release(self) -> None:
         """Close all sockets."""

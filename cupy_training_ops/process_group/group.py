@@ -313,15 +313,15 @@ def engine_of(variables: MutableMapping[str, str], timeout: float) -> Engine:
     raise GroupError(f"ProcessGroup: no launcher started this process. {INSTEAD}")
 
 
-def timeout_of(variables: Mapping[str, str], given: object) -> float:
-    """Return the seconds that a rank waits: `given`, else the variable CTO_TIMEOUT, else 300."""
-    if given is None and variables.get("CTO_TIMEOUT"):
-        given = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
-    elif given is None:
-        given = DEFAULT_TIMEOUT
-    if isinstance(given, int | float) and given is not True and 0 < given <= sys.float_info.max:
-        return float(given)
-    refuse("ProcessGroup", "timeout", "seconds above 0", shown(given))
+def timeout_of(variables: Mapping[str, str], limit: object) -> float:
+    """Return the seconds that a rank waits: `limit`, else the variable CTO_TIMEOUT, else 300."""
+    if limit is None and variables.get("CTO_TIMEOUT"):
+        limit = number(variables, "CTO_TIMEOUT", "a number of seconds", float)
+    elif limit is None:
+        limit = DEFAULT_TIMEOUT
+    if isinstance(limit, int | float) and limit is not True and 0 < limit <= sys.float_info.max:
+        return float(limit)
+    refuse("ProcessGroup", "timeout", "seconds above 0", shown(limit))
 
 
 def number(variables: Mapping[str, str], name: str, what: str = "a number", kind: Any = int) -> Any:

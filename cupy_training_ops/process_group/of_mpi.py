@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The engine over MPI, by mpi4py: calls that do not block, looked at in turns.
 
-MPI does not go on without a rank: whoever notices tells the others, and aborts the job at its exit.
+MPI does not go on without a rank: the first that notices tells the others, and aborts the job at
+its exit.
 """
 
 from __future__ import annotations
@@ -78,31 +79,31 @@ class Mpi(Engine):
     name = "MPI"
     pause = PAUSE
 
-    def __init__(self, mpi: Any, given: Any, timeout: float) -> None:
-        """mpi: the module mpi4py.MPI. given: the communicator. timeout: seconds."""
-        super().__init__(given.Get_rank(), given.Get_size(), timeout)
+    def __init__(self, mpi: Any, comm: Any, timeout: float) -> None:
+        """mpi: the module mpi4py.MPI. comm: the communicator. timeout: seconds."""
+        super().__init__(comm.Get_rank(), comm.Get_size(), timeout)
         self._mpi, self._pid = mpi, os.getpid()
         self._under_way: list[Any] = []  # (request, its memory) of sends
         # By sender, in order: (request, memory) of messages that are being received. One that stops
         # half-way keeps no other sender's waiting.
         self._coming: defaultdict[int, deque[tuple[Any, bytearray]]] = defaultdict(deque)
         atexit.register(self._abort)
-        self._channel = channel = self._channel_of(given)
+        self._channel = channel = self._channel_of(comm)
         self.local_rank, self.local_size = channel.local_rank, channel.local_size
         self._tag = next(channel.tags)
         channel.closed = [group for group in channel.closed if not group.is_over()]
 
-    def _channel_of(self, given: Any) -> Channel:
-        """Return the channel of the ranks of a communicator (given); their first group makes it."""
-        ranks, mpi = given.Get_group(), self._mpi
+    def _channel_of(self, comm: Any) -> Channel:
+        """Return the channel of the ranks of a communicator; their first group makes it."""
+        ranks, mpi = comm.Get_group(), self._mpi
         for own, channel in _channels:
             if mpi.Group.Compare(own, ranks) == mpi.IDENT:
                 return channel
-        comm, made = given.Idup()
+        copy, made = comm.Idup()
         if not _wait_for(made.Test, self.timeout):
             self.fault = f"not all ranks made the group within {self.timeout:g} seconds"
             raise GroupError(f"ProcessGroup.from_mpi: {self.fault}")
-        _channels.append((ranks, Channel(mpi, comm)))
+        _channels.append((ranks, Channel(mpi, copy)))
         return _channels[-1][1]
 
     def put(self, peer: int, data: bytearray, seconds: float) -> None:

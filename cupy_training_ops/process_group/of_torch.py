@@ -104,9 +104,9 @@ class Torch(Engine):
         _made[same] += 1
         store, name = dist.distributed_c10d._get_default_store(), f"{same}/{_made[same]}"
         self._store = dist.PrefixStore(f"cupy-training-ops/{name}", store)
-        given = dist.PrefixStore("gloo", self._store), own, len(ranks), _delta(timeout)
+        args = dist.PrefixStore("gloo", self._store), own, len(ranks), _delta(timeout)
         with _as_group_error("gloo could not connect the ranks"):
-            self._gloo = self._ask(dist.ProcessGroupGloo, *given, seconds=timeout + GRACE)
+            self._gloo = self._ask(dist.ProcessGroupGloo, *args, seconds=timeout + GRACE)
 
     @_as_group_error("the others cannot be reached")
     def put(self, peer: int, data: bytearray, seconds: float) -> None:
@@ -149,13 +149,13 @@ class Torch(Engine):
             key = f"{self.rank}/{peer}/{self.sent[peer] + 1}"
             self._ask(self._store.set, key, b"+" + pack(number, words), seconds=GRACE)
 
-    def _ask(self, function: Callable[..., Any], *given: Any, seconds: float | None = None) -> Any:
-        """Return function(*given), called in a thread; GroupError after `seconds`, or the timeout.
+    def _ask(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
+        """Return function(*args), called in a thread; GroupError after `seconds`, or the timeout.
 
         A store on a machine that is out of reach never answers.
         """
         try:
-            return self._call(seconds or self.timeout, function, *given)
+            return self._call(seconds or self.timeout, function, *args)
         except TimeoutError as error:
             raise_if_from_handler(error)
             raise GroupError("torch.distributed did not answer within the timeout") from None
@@ -214,10 +214,10 @@ class Caller:
         threading.Thread(target=_answer, args=(self._asked,), name=name, daemon=True).start()
         self.end = weakref.finalize(self, self._asked.put, None)
 
-    def __call__(self, seconds: float, function: Callable[..., Any], *given: Any) -> Any:
-        """Return or raise as function(*given) does; TimeoutError if it takes more `seconds`."""
+    def __call__(self, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
+        """Return or raise as function(*args) does; TimeoutError if it takes more `seconds`."""
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._asked.put((answer, function, given))
+        self._asked.put((answer, function, args))
         try:
             result, error = answer.get(timeout=min(seconds, MOST))
         except Empty:
@@ -232,8 +232,8 @@ def _answer(asked: SimpleQueue[Any]) -> None:
 
     Each is (queue for its answer, function, arguments); an answer is (result, error or None).
     """
-    for answer, function, given in iter(asked.get, None):
+    for answer, function, args in iter(asked.get, None):
         try:
-            answer.put((function(*given), None))
+            answer.put((function(*args), None))
         except BaseException as error:
             answer.put((None, error))

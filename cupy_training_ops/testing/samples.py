@@ -96,7 +96,7 @@ def mapped_outputs(
     results = as_tuple(expected)
     if len(op.outputs) == 1 and op.outputs[0].variadic:
         return tuple(map(place, results))
-    given = dict(zip((item.name for item in op.inputs), inputs, strict=False))
+    named = dict(zip((item.name for item in op.inputs), inputs, strict=False))
 
     def place_output(output: Output, value: Any) -> Any:
         """Return place(value), None for a host value; for a list (a tuple) of each array in it.
@@ -106,7 +106,7 @@ def mapped_outputs(
         if isinstance(value, tuple):
             return tuple(None if array is None else place(array) for array in value)
         is_array = output.memory == "device" or isinstance(
-            given.get(str(output.aliases)), np.ndarray
+            named.get(str(output.aliases)), np.ndarray
         )
         return place(value) if is_array and output.memory != "host" and value is not None else None
 

@@ -175,7 +175,7 @@ class Begun(Listed):
 
     def go_back(self) -> Loop:
         old, (values, state) = self.optimizer, self._start
-        self.optimizer = cto.AdamW(old.parameters, 0.1, low_precision=old._given_copies)
+        self.optimizer = cto.AdamW(old.parameters, 0.1, low_precision=old._callers_copies)
         self.optimizer.load_state_dict(state)
         assign(self._arrays, values)
         return self
