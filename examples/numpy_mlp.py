@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Two hidden layers learn handwritten digits; what the backward pass needs is kept as codes.
+"""Two hidden layers learn handwritten digits; what the backward pass needs is saved as codes.
 
     pip install -e '.[examples]'
     python examples/numpy_mlp.py --codec msfp15
 
-The gradient of a layer's weights needs the values of its input: they are kept in a codec. That of a
-ReLU needs signs: they are kept in a bit each. With `--codec none` both are kept as they are.
+The gradient of a layer's weights needs the values of its input: they are saved in a codec. That of
+a ReLU needs signs: they are saved in a bit each. With `--codec none` both are saved as they are.
 `--cupy` takes CuPy's arrays; nothing else changes.
 """
 
@@ -27,23 +27,23 @@ CODECS = ("pack8", "msfp15", "pack16", "none")
 Codec = cto.typing.CodecName | Literal["none"]
 
 
-class Kept:
+class Saved:
     """Arrays between forward and backward, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.before = self.after = 0
 
     def put(self, x: Any, codec: Codec) -> Any:
-        """What to keep of x; with the codec "none" x itself."""
-        kept = x if codec == "none" else cto.compress(x, codec)
+        """Return x as codes; with the codec "none" x itself."""
+        saved = x if codec == "none" else cto.compress(x, codec)
         self.before += x.nbytes
-        self.after += kept.nbytes
-        return kept
+        self.after += saved.nbytes
+        return saved
 
 
-def get(kept: Any) -> Any:
-    """The array that was kept."""
-    return kept.decompress() if isinstance(kept, cto.Packed) else kept
+def get(saved: Any) -> Any:
+    """Return the array that was saved."""
+    return saved.decompress() if isinstance(saved, cto.Packed) else saved
 
 
 class Network:
@@ -59,14 +59,14 @@ class Network:
         self.xp = xp
         self.codec: Codec = codec
 
-    def step(self, x: Any, labels: Any) -> tuple[Any, Kept]:
-        """Forward, backward, update: the loss, and what was kept in between."""
-        kept, inputs, signs = Kept(), [], []
+    def step(self, x: Any, labels: Any) -> tuple[Any, Saved]:
+        """Forward, backward, update: the loss, and what was saved in between."""
+        saved, inputs, signs = Saved(), [], []
         for w, b in zip(self.weights, self.biases, strict=True):
-            inputs.append(kept.put(x, self.codec))
+            inputs.append(saved.put(x, self.codec))
             x = x @ w + b
             if w is not self.weights[-1]:
-                signs.append(kept.put(x, "none" if self.codec == "none" else "pack1"))
+                signs.append(saved.put(x, "none" if self.codec == "none" else "pack1"))
                 x = self.xp.maximum(x, 0)
         loss, slope = cto.cross_entropy_loss_and_grad(x, labels, out=(None, x))
         gradients: list[tuple[Any, Any]] = []
@@ -75,7 +75,7 @@ class Network:
             if signs:
                 slope = cto.relu_grad(slope @ w.T, get(signs.pop()))
         self.optimizer.step([g for group in zip(*gradients, strict=True) for g in group])
-        return loss, kept
+        return loss, saved
 
     def accuracy(self, x: Any, labels: Any) -> float:
         """The share of images that are read as what they are."""
@@ -93,7 +93,7 @@ def batches(n: int, epochs: int) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Print loss, accuracy on images that were not seen, and the bytes kept in a step."""
+    """Print loss, accuracy on images that were not seen, and the bytes of what a step saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--codec", choices=CODECS, default="msfp15")
     parser.add_argument("--epochs", type=int, default=15)
@@ -109,10 +109,10 @@ def main() -> None:
     labels = xp.asarray(target.astype(np.int64))
     network = Network(xp, options.codec)
     for at in batches(len(images) - HELD_OUT, options.epochs):
-        loss, kept = network.step(images[at], labels[at])
+        loss, saved = network.step(images[at], labels[at])
     accuracy = network.accuracy(images[-HELD_OUT:], labels[-HELD_OUT:])
     print(f"loss {float(loss):.4f}, {accuracy:.1%} of digits that it has not seen")
-    print(f"kept for the backward pass: {kept.after} bytes in place of {kept.before}")
+    print(f"saved for the backward pass: {saved.after} bytes in place of {saved.before}")
 
 
 if __name__ == "__main__":

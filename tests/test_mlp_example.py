@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def printed(codec: str) -> tuple[float, float, float]:
-    """Loss, accuracy in percent, and how many times fewer bytes were kept."""
+    """Loss, accuracy in percent, and how many times fewer bytes are saved."""
     script = ROOT / "examples" / "numpy_mlp.py"
     command = [sys.executable, str(script), "--codec", codec, "--epochs", "8"]
     one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

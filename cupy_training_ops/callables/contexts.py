@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     name: str  # by which the function is registered
     function: Function
-    kept: object  # what the forward saved, for function.backward
+    saved: object  # what the forward saved, for function.backward
     outputs: tuple[ArrayInfo, ...]  # dtypes and shapes that gradients must have
 
 

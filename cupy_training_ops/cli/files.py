@@ -24,7 +24,7 @@ import numpy as np
 from ..codecs import CODECS, Packed, get_codec, packed_file, safetensors_file
 from ..codecs.numpy_file import NumpyArray, write_header
 from ..codecs.packed import PART, Advance, decode_in_parts, encode_in_parts
-from ..codecs.packed_file import Item, Kept, PackedFile
+from ..codecs.packed_file import Item, PackedFile, Uncoded
 from ..codecs.safetensors_file import Tensor, type_name
 from ..dtypes import BFLOAT16, dtype_name, to_dtype
 from ..errors import ArgumentError, DtypeError, cut, printable
@@ -369,8 +369,8 @@ def _encode_all(
     before = sum(item.original_nbytes for item in items.values())
     after = sum(item.nbytes for item in items.values())
     ratio = before / after if after else 1.0
-    kept = f", {len(items) - coded} as they are" if coded < len(items) else ""
-    arrays = f"{coding.codec} of {coded} array{'s' * (coded != 1)}{kept}"
+    others = f", {len(items) - coded} as they are" if coded < len(items) else ""
+    arrays = f"{coding.codec} of {coded} array{'s' * (coded != 1)}{others}"
     say_done(out, f"{arrays}, {before} to {after} bytes, ratio {ratio:.1f}")
 
 
@@ -400,7 +400,7 @@ def _item(member: Member, coding: Coding, named: bool) -> Item:
         what = f"{cut(member.name)}: {reason}; without --name it is stored as it is"
         raise Failure(f"{member.file}: {what}")
     say(f"{member.file}: {cut(member.name)}: stored as it is: {reason}", err=True)
-    return member.kept(coding.raw)
+    return member.uncoded(coding.raw)
 
 
 def _decode(out: str, arrays: Arrays, metadata: Mapping[str, str], form: str, sync: bool) -> None:
@@ -439,7 +439,7 @@ def _say_raw(out: str, name: str, item: Item, form: str) -> None:
             err=True,
         )
     elif dtype is None or dtype in safetensors_file.FP8.values():
-        kind = item.type if isinstance(item, Kept) else item.dtype
+        kind = item.type if isinstance(item, Uncoded) else item.dtype
         say(f"{out}: {name}: {kind} is written as raw bytes; .safetensors names it", err=True)
 
 
@@ -553,7 +553,7 @@ def _write_json(
             if isinstance(item, Packed):
                 lines.write("packed", file=file, **_packed_fields(item, name))
             else:
-                lines.write("array", file=file, **_kept_fields(name, item))
+                lines.write("array", file=file, **_uncoded_fields(name, item))
     else:
         for member in content:
             lines.write("array", file=file, **_array_fields(member))
@@ -584,12 +584,12 @@ def _item_row(name: str, item: Item) -> tuple[str, ...]:
     if isinstance(item, Packed):
         about = (item.codec, item.dtype, item.shape, item.original_nbytes, item.nbytes)
     else:
-        fields = _kept_fields(name, item)
+        fields = _uncoded_fields(name, item)
         about = ("-", fields["dtype"], item.shape, item.nbytes, item.nbytes)
     return tuple(map(_cell, (name, *about)))
 
 
-def _kept_fields(name: str, item: Kept) -> dict[str, Any]:
+def _uncoded_fields(name: str, item: Uncoded) -> dict[str, Any]:
     """Return the JSON fields of an uncoded array, also of a type that NumPy lacks."""
     kind = item.type if item.dtype is None else dtype_name(item.dtype)
     return {"array": name, "dtype": kind, "shape": item.shape, "nbytes": item.nbytes}
@@ -623,7 +623,7 @@ def _packed_fields(packed: Packed, name: str | None = None) -> dict[str, Any]:
 def _array_fields(member: Member) -> dict[str, Any]:
     """Return the JSON fields of a member of a file, without reading it; None if it is no array."""
     if isinstance(member.unread, Tensor) and not member.unread.is_array():
-        return _kept_fields(member.name, Kept.of_tensor(member.unread))
+        return _uncoded_fields(member.name, Uncoded.of_tensor(member.unread))
     if not member.unread.is_array():
         return {"array": member.name, "dtype": None, "shape": None, "nbytes": None}
     shape, dtype, _ = member.unread.header()

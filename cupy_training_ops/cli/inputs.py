@@ -17,7 +17,7 @@ import numpy as np
 
 from ..codecs import Packed, container, packed_file
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, stored_arrays
-from ..codecs.packed_file import Kept, PackedFile
+from ..codecs.packed_file import PackedFile, Uncoded
 from ..codecs.safetensors_file import FP8, Opened, Tensor, is_safetensors, tensors
 from ..codecs.table import Codec
 from ..dtypes import BFLOAT16
@@ -79,14 +79,14 @@ class Member(NamedTuple):
         array = np.asarray(stored, stored.dtype.newbyteorder("="), order="C")
         return array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
 
-    def kept(self, raw: bool) -> Kept:
+    def uncoded(self, raw: bool) -> Uncoded:
         """Return the array as an uncoded item of a packed file, also of a type that NumPy lacks.
 
         raw: two-byte elements are bfloat16.
         """
         if isinstance(self.unread, Tensor):
-            return Kept.of_tensor(self.unread)
-        return Kept.of_array(self.read(raw))
+            return Uncoded.of_tensor(self.unread)
+        return Uncoded.of_array(self.read(raw))
 
     def skip(self, reason: str) -> None:
         """Say on stderr that the array is left out."""

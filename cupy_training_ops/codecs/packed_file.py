@@ -27,7 +27,7 @@ KEY = "cupy-training-ops"  # name of the description in `__metadata__`
 
 
 @dataclass(frozen=True)
-class Kept:
+class Uncoded:
     """An array that is not coded: its bytes, and its type's name as `.safetensors` has it.
 
     dtype: None for a type that NumPy lacks.
@@ -39,7 +39,7 @@ class Kept:
     content: HostArray  # uint8, flat
 
     @classmethod
-    def of_array(cls, array: NumpyArray) -> Kept:
+    def of_array(cls, array: NumpyArray) -> Uncoded:
         """Store an array; `type` is "" for a dtype that `.safetensors` lacks."""
         try:
             name = safetensors_file.type_name(array.dtype)
@@ -49,7 +49,7 @@ class Kept:
         return cls(name, array.dtype, array.shape, flat.view(np.uint8))
 
     @classmethod
-    def of_tensor(cls, tensor: safetensors_file.Tensor) -> Kept:
+    def of_tensor(cls, tensor: safetensors_file.Tensor) -> Uncoded:
         """Store a tensor of any type."""
         dtype = tensor.header().dtype if tensor.is_array() else None
         return cls(tensor.type, dtype, tensor.shape, tensor.content)
@@ -71,7 +71,7 @@ class Kept:
         return self.content.view(self.dtype).reshape(self.shape)
 
 
-Item = Packed | Kept
+Item = Packed | Uncoded
 
 
 class PackedFile(NamedTuple):
@@ -112,7 +112,7 @@ def write_safetensors(stream: BinaryFile, whole: PackedFile) -> None:
     safetensors_file.save(stream, entries, {**whole.metadata, KEY: text})
 
 
-def stored_type(name: str, item: Kept) -> str:
+def stored_type(name: str, item: Uncoded) -> str:
     """Return the type's name in `.safetensors`; raise ArgumentError, naming the array, for none."""
     if not item.type:
         raise ArgumentError(f"{name}: .safetensors has no type {item.dtype}; .npz has it")
@@ -128,7 +128,7 @@ def from_npz(file: Any) -> PackedFile:
             if "codec" in about:
                 items[about["name"]] = _packed(file, about, array)
             else:
-                items[about["name"]] = _kept(about, array)
+                items[about["name"]] = _uncoded(about, array)
         return PackedFile(items, _texts(opened.header["metadata"]))
 
 
@@ -143,7 +143,7 @@ def from_safetensors(opened: safetensors_file.Opened, file: object) -> PackedFil
             if name in coded:
                 items[name] = _packed(file, coded.pop(name), tensor.map())
             else:
-                items[name] = Kept.of_tensor(tensor)
+                items[name] = Uncoded.of_tensor(tensor)
         if coded:
             raise KeyError(next(iter(coded)))
         if "order" in header:  # older files lack it
@@ -179,24 +179,24 @@ def _packed(file: object, about: Mapping[str, Any], code: NumpyArray) -> Packed:
     return packed
 
 
-def _is_raw(item: Kept) -> bool:
+def _is_raw(item: Uncoded) -> bool:
     """Return True for types that NumPy's files lack, such as bfloat16: `.npz` holds their bytes."""
     return item.dtype is None or item.dtype in safetensors_file.NOT_NUMPYS.values()
 
 
-def _storable(item: Kept) -> NumpyArray:
+def _storable(item: Uncoded) -> NumpyArray:
     """Return the array of `.npz`: the values, or the bytes if `_is_raw`."""
     return item.content if _is_raw(item) else item.array()
 
 
-def _kept(about: Mapping[str, Any], array: NumpyArray) -> Kept:
+def _uncoded(about: Mapping[str, Any], array: NumpyArray) -> Uncoded:
     """Return the uncoded item of its description `about` and its array in a `.npz`."""
     if not about.get("raw"):
-        return Kept.of_array(array)
+        return Uncoded.of_array(array)
     dtype = safetensors_file.NOT_NUMPYS.get(about["type"])
-    kept = Kept(about["type"], dtype, tuple(about["shape"]), _flat(array))
-    kept.array()  # refuses a shape that is not that of the bytes
-    return kept
+    item = Uncoded(about["type"], dtype, tuple(about["shape"]), _flat(array))
+    item.array()  # refuses a shape that is not that of the bytes
+    return item
 
 
 def _flat(array: NumpyArray) -> HostArray:

@@ -139,7 +139,7 @@ class NotedRuns(Forms[_Form]):
         arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
-        kept, n_copies = values.copy(), self._count_copies()  # kept: also values that steps free
+        every, n_copies = values.copy(), self._count_copies()  # also those that steps free
         groups: list[_Group] = []
         memory: list[object] = []
         session.begin(values, notes)
@@ -149,7 +149,7 @@ class NotedRuns(Forms[_Form]):
                 with recording.recorded() as noted:
                     session.run_place(place, values, notes.steps)
                 for slot in step.outputs:
-                    kept[slot] = values[slot]
+                    every[slot] = values[slot]
                 memory += noted.memory
                 is_noted = _is_noted(step, noted, inputs, has_room=arena.place > first)
                 calls = tuple(noted.calls) if is_noted else None
@@ -159,7 +159,7 @@ class NotedRuns(Forms[_Form]):
         if arena.is_used and self._count_copies() == n_copies:  # no upload was a new copy
             is_whole = all(group.calls is not None for group in groups)
             joined = tuple(_joined(groups, notes.steps))
-            form.noted = _Noted(joined, kept, (*memory, self._memory), is_whole)
+            form.noted = _Noted(joined, every, (*memory, self._memory), is_whole)
         else:
             form.plan = None
             for upload in session.program.uploads:  # copies may be in memory that runs write

@@ -404,7 +404,7 @@ class PythonOpGrad(_PythonOp):
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
-            returned = self.run(context.function.backward, context.kept, gradients)
+            returned = self.run(context.function.backward, context.saved, gradients)
             yield self._outputs(self.results(returned, len(self.output_convention)), gradients)
         except BaseException:
             owner.keep(number, context)

@@ -172,7 +172,7 @@ def test_pytorch_contexts_end(torch, rng) -> None:
     for _ in range(10):
         op([x, x])
     for context in op.contexts._by_handle.values():
-        graphs.append(weakref.ref(context.kept.outputs[0]))
+        graphs.append(weakref.ref(context.saved.outputs[0]))
     del context, op
     gc.collect()
     assert contexts.count() == before
