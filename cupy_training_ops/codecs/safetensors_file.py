@@ -163,7 +163,7 @@ def _opened(header: Any, content: HostArray, name: object) -> Opened:
     metadata = header.pop(_METADATA, {})
     if not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError(f"{_METADATA} holds other than texts")
-    found, end = {}, 0
+    tensors, end = {}, 0
     for key, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         first, last = about["data_offsets"]
         kind, shape = about["dtype"], tuple(about["shape"])
@@ -175,7 +175,7 @@ def _opened(header: Any, content: HostArray, name: object) -> Opened:
         if kind in _DTYPES and math.prod(shape) * _DTYPES[kind].itemsize != last - first:
             raise ValueError(f"tensor {key!r} of {kind} {shape} has {last - first} bytes")
         end = last
-        found[key] = Tensor(f"{name}: tensor {cut(key)}", kind, shape, content[first:last])
+        tensors[key] = Tensor(f"{name}: tensor {cut(key)}", kind, shape, content[first:last])
     if end != content.size:
         raise ValueError(f"{end} bytes of tensors, {content.size} are there")
-    return Opened(found, metadata)
+    return Opened(tensors, metadata)

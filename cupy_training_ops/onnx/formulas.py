@@ -56,8 +56,8 @@ class _Known:
 
     def only_reader(self, node: Node) -> Node | None:
         """Return the only node that reads a node's first result; None if there are more, or none"""
-        found = self.readers.get(node.outputs[0], [])
-        return found[0] if len(found) == 1 else None
+        readers = self.readers.get(node.outputs[0], [])
+        return readers[0] if len(readers) == 1 else None
 
     def maker(self, name: str, op_type: str) -> Node | None:
         """Return the node that makes a value if it is of ONNX's operator `op_type`, else None."""

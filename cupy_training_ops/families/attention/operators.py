@@ -280,9 +280,9 @@ class FlashAttentionGrad(_Attention):
         problem = self.problem(q, k, v, mask)
         self.check_lengths(q, lengths)
         expected = {"dY": self.result(q, v), "Y": self.result(q, v), "LSE": self.statistics(q)}
-        for (name, spec), found in zip(expected.items(), (dy, y, lse), strict=True):
-            if found.shape != spec.shape:
-                refuse(self.name, name, f"shape {spec.shape}", f"shape {found.shape}")
+        for (name, spec), actual in zip(expected.items(), (dy, y, lse), strict=True):
+            if actual.shape != spec.shape:
+                refuse(self.name, name, f"shape {spec.shape}", f"shape {actual.shape}")
         scores = (q.shape[0], problem["heads"], problem["queries"], problem["keys"])
         ds = Spec(scores, q.dtype) if self.mask_gradient else None
         return *(Spec(each.shape, q.dtype) for each in (q, k, v)), ds

@@ -340,8 +340,8 @@ class _Images:
         if node.name in self._saved:
             return node
         for user in node.users:
-            if packet(user.target) in ALIASES and (found := self._alias_of(user)):
-                return found
+            if packet(user.target) in ALIASES and (alias := self._alias_of(user)):
+                return alias
         return None
 
     @staticmethod
