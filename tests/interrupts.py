@@ -171,7 +171,14 @@ def at_random(
         if is_armed:
             raise error("a signal")
 
-    before = signal.signal(signal.SIGALRM, handler)
+    before, report = signal.signal(signal.SIGALRM, handler), sys.unraisablehook
+
+    def reported(about: Any) -> None:
+        """Python swallows what a handler raises in a finalizer: the call goes on to its end."""
+        if not isinstance(about.exc_value, error):
+            report(about)
+
+    sys.unraisablehook = reported
     try:
         for _ in range(n):
             subject, moment = prepare(), max(rng.uniform(0, seconds), 1e-6)
@@ -191,4 +198,5 @@ def at_random(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report
     return hits

@@ -84,7 +84,18 @@ def test_what_is_raised_at_any_line_comes_out(name: str, error: type[Exception])
         assert came == (error, f"at {line}")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
+class Finalized:
+    """Its finalizer takes a moment, in which Python swallows what a handler raises."""
+
+    def __del__(self) -> None:
+        for _ in range(2_000):
+            pass
+
+
+def test_signals_in_finalizers_are_not_reported(rng) -> None:
+    at_random(lambda: None, lambda _: Finalized(), lambda *_: None, rng, 100)
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     # NumPy asks by a TypeError whether it can walk over something, and takes a handler's for it.
