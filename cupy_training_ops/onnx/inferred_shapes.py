@@ -29,6 +29,9 @@ def infer_shapes(proto: Proto) -> Proto:
     for item in (*copy.graph.value_info, *copy.graph.output):
         for dim in item.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
+    for dim in _dims_in_sequences(copy.graph):
+        dim.ClearField("dim_param")
+    said = {dim.dim_param for dim in _dims(copy.graph)}
     sizes = {tensor.name: tensor.dims[2:] for tensor in copy.graph.initializer}
     for node in copy.graph.node:
         if node.op_type in POOLS and _is_padded_alike(node):
@@ -38,9 +41,28 @@ def infer_shapes(proto: Proto) -> Proto:
     result = shape_inference.infer_shapes(copy, data_prop=True)
     while _correct_pool(copy, result):
         result = shape_inference.infer_shapes(copy, data_prop=True)
+    # ONNX invents one name for an extent of all arrays of a sequence, which may differ.
+    invented = {dim.dim_param for dim in _dims_in_sequences(result.graph)} - said
+    for dim in _dims(result.graph):
+        if dim.dim_param in invented:
+            dim.ClearField("dim_param")
     del result.graph.node[:]
     result.graph.node.extend(proto.graph.node)
     return result
+
+
+def _dims(graph: Proto) -> Iterator[Proto]:
+    """Yield the dimensions of a GraphProto's declared arrays."""
+    for item in (*graph.input, *graph.output, *graph.value_info):
+        yield from item.type.tensor_type.shape.dim
+
+
+def _dims_in_sequences(graph: Proto) -> Iterator[Proto]:
+    """Yield the dimensions of the arrays in a GraphProto's declared sequences."""
+    for item in (*graph.input, *graph.output, *graph.value_info):
+        is_optional = item.type.WhichOneof("value") == "optional_type"
+        kind = item.type.optional_type.elem_type if is_optional else item.type
+        yield from kind.sequence_type.elem_type.tensor_type.shape.dim
 
 
 def _is_padded_alike(node: Proto) -> bool:

@@ -113,3 +113,22 @@ def test_windows_behind_all_elements_are_not_counted(op_type, options, opset, rn
         y = torch.nn.functional.max_pool2d(y, (1, 2), (3, 2), ceil_mode=True)
         y = torch.nn.functional.max_pool2d(y, (1, 1), (1, 2), ceil_mode=True)
         assert loss == pytest.approx(0.5 * y.sum().item())
+
+
+def test_arrays_of_a_sequence_may_differ_in_extents(rng) -> None:
+    """ONNX infers one name for the extents of all; here a row is broadcast to a matrix."""
+    x, w = rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
+    nodes = [
+        helper.make_node("ReduceMean", ["w"], ["row"], axes=[0]),
+        helper.make_node("SequenceConstruct", ["row", "x"], ["s"]),
+        helper.make_node("Constant", [], ["first"], value_int=0),
+        helper.make_node("Constant", [], ["second"], value_int=1),
+        helper.make_node("SequenceAt", ["s", "first"], ["a"]),
+        helper.make_node("SequenceAt", ["s", "second"], ["b"]),
+        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("ReduceSum", ["c"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, x.shape, w)
+    session.accumulate(x)
+    expected = np.broadcast_to(x.sum(axis=0) / 3, w.shape)
+    np.testing.assert_allclose(session.gradients["w"], expected)

@@ -73,8 +73,10 @@ def concat(site: Site) -> Sequence[Term | None]:
 @gradient("Split")
 def split(site: Site) -> Sequence[Term | None]:
     """dx = dy_0, dy_1, ... concatenated, zeros for outputs without a gradient."""
-    pairs = zip(site.dys, site.outputs, strict=True)
-    parts = [site.zeros(y) if dy is None else dy for dy, y in pairs]
+    parts = [
+        site.zeros(site.extra_output(i, site.dtype(site.inputs[0]))) if dy is None else dy
+        for i, dy in enumerate(site.dys)
+    ]
     return [site.op("Concat", *parts, axis=site.attribute("axis", 0))]
 
 
