@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .rules import BY_BODY, INT64, UNDEFINED, ZERO, Site, Term, gradient
+from .rules import INT64, UNDEFINED, ZERO, Site, Term, gradient
 
 ZERO |= {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 UNDEFINED["Unique"] = "which elements are equal changes from place to place"
-BY_BODY |= {"AffineGrid"}
 
 
 @gradient("Flatten", "Reshape", "Squeeze", "Unsqueeze")
