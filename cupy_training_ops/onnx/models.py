@@ -225,7 +225,7 @@ def _inline_functions(proto: Proto) -> Proto:
     from onnx import inliner
 
     try:
-        return inliner.inline_local_functions(_with_defaults(proto))
+        return inliner.inline_local_functions(_with_defaults(proto), convert_version=True)
     except Exception as error:
         raise_if_from_handler(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None

@@ -124,6 +124,19 @@ def test_functions_have_their_default_attributes() -> None:
     assert model.SerializeToString() == before
 
 
+@pytest.mark.parametrize(
+    ("opset", "node"), [(17, "ReduceMax <axes = [1]> (x)"), (21, "ReduceMax (x, axes)")]
+)
+def test_functions_of_another_opset_are_converted(opset: int, node: str) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[2, 3] x) => (float[2, 1] y) {{ y = own.f (x) }}
+    <domain: "own", opset_import: ["" : {opset}]> f (x) => (y) {{
+        axes = Constant <value_ints = [1]> () y = {node} }}"""
+    x = np.float32([[1, 3, 2], [-1, -2, -3]])
+    y = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
+    np.testing.assert_array_equal(y, [[3], [-1]])
+
+
 def test_a_value_is_not_overwritten_while_another_node_needs_it(rng) -> None:
     body = """a = Neg(x) r = Reshape(a, s) b = Relu(a) c = Exp(b) d = Add(c, b)
     e = Identity(d) f = Mul(d, d) g = Add(e, f) h = Reshape(r, t) y = Add(g, h)"""
