@@ -132,3 +132,29 @@ def test_arrays_of_a_sequence_may_differ_in_extents(rng) -> None:
     session.accumulate(x)
     expected = np.broadcast_to(x.sum(axis=0) / 3, w.shape)
     np.testing.assert_allclose(session.gradients["w"], expected)
+
+
+MAP = """s = SequenceConstruct (row, x) t = SequenceMap (s) <
+    body = body (double[n] each) => (double[n] y) { y = Sin (each) }>"""
+LOOP = """k = Constant <value = int64 {1}> () s = SequenceConstruct (row)
+    t = Loop (k, , s) <
+        body = body (int64 i, bool was, seq(double[n]) u) => (bool on, seq(double[n]) y)
+            { on = Identity (was) v = SequenceInsert (u, x) y = Identity (v) }>"""
+
+
+@pytest.mark.parametrize("made", [MAP, LOOP])
+def test_arrays_of_a_sequence_that_a_body_makes(made, rng) -> None:
+    """ONNX takes the body's name n for the model's, or the extent of the first array for all."""
+    text = f"""<ir_version: 9, opset_import: ["" : 17]>
+    g (double[n] x) => (double loss) {{
+        second = Constant <value = int64 {{1}}> () zero = Constant <value = int64 {{0}}> ()
+        row = ReduceMean (w) {made}
+        a = SequenceAt (t, zero) b = SequenceAt (t, second)
+        c = Mul (a, b) loss = ReduceSum <keepdims = 0> (c) }}"""
+    model = onnx.parser.parse_model(text)
+    x, w = rng.standard_normal((2, 5))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+    session.accumulate(x)
+    slope = np.cos(w.mean()) * np.sin(x).sum() if made is MAP else x.sum()
+    np.testing.assert_allclose(session.gradients["w"], np.full(5, slope / 5))
