@@ -24,7 +24,16 @@ from ..errors import ArgumentError, OpError, cut, raise_if_from_handler
 from ..families.attention.operators import FlashAttention, max_width
 from .checks import output_types, part_types
 from .control import runs_graphs
-from .graph import Extent, Graph, Node, Problems, Value, check_attributes, subgraphs
+from .graph import (
+    Extent,
+    Graph,
+    Node,
+    Problems,
+    Value,
+    check_attributes,
+    places_of,
+    subgraphs,
+)
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .passes import constant
 from .runner import is_known
@@ -96,6 +105,8 @@ class _Expansion:
                 nodes.append(node)
                 types.update(_types(node, types, graph.types))
                 continue
+            if node.op_type == "Attention":
+                body.nodes = _without_nan(body.nodes)
             if _is_double(node, types):
                 body.nodes = [_widened(inner) for inner in body.nodes]
             inside = _put_in_place(node, body, names)
@@ -339,6 +350,33 @@ def _flash_attention(
     attributes["pads_mask"] = int(node.version >= _PADS_MASK)
     op, ends = FlashAttention, (inputs, node.outputs[:1])
     return Node(op.name, op.domain, op.since, *ends, attributes, node.name, node.place)
+
+
+def _without_nan(nodes: list[Node]) -> list[Node]:
+    """Return the nodes of Attention's body with scores of 0 for queries that see no key.
+
+    The body replaces such a query's weights, which Softmax makes NaN, by 0. Their gradient would be
+    NaN still, since Softmax's is a product with its result.
+    """
+    softmax = next(node for node in nodes if node.op_type == "Softmax")
+    weights = {softmax.outputs[0]}
+    for node in nodes:
+        if node.op_type == "Cast" and node.inputs[0] in weights:
+            weights.add(node.outputs[0])
+    where = [n for n in nodes if n.op_type == "Where" and n.inputs[2] in weights]
+    if not where:
+        return nodes
+    is_blind, scores, version = where[0].inputs[0], softmax.inputs[0], softmax.version
+    before = {*places_of(nodes, [is_blind])}
+    made = [
+        Node("Constant", "", version, (), ("ZeroF",), {"value": np.zeros(1, FLOAT32)}),
+        Node("CastLike", "", version, ("ZeroF", scores), ("ZeroScore",)),
+        Node("Where", "", version, (is_blind, "ZeroScore", scores), ("SafeScores",)),
+        replace(softmax, inputs=("SafeScores",)),
+    ]
+    rest = [node for i, node in enumerate(nodes) if i not in before]
+    place = rest.index(softmax)
+    return [*(nodes[i] for i in sorted(before)), *rest[:place], *made, *rest[place + 1 :]]
 
 
 def _is_double(node: Node, types: Mapping[str, Dtype]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 Proto = Any  # a message of ONNX's
 POOLS = ("AveragePool", "LpPool", "MaxPool")
+HIDDEN = "hidden"  # a domain of which ONNX knows no operator
 
 
 def infer_shapes(proto: Proto) -> Proto:
@@ -29,6 +30,9 @@ def infer_shapes(proto: Proto) -> Proto:
     for item in (*copy.graph.value_info, *copy.graph.output):
         for dim in item.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
+    for dim in _dims_in_sequences(_declared(copy.graph)):
+        dim.ClearField("dim_param")
+    said = {dim.dim_param for dim in _dims(copy.graph)}
     sizes = {tensor.name: tensor.dims[2:] for tensor in copy.graph.initializer}
     for node in copy.graph.node:
         if node.op_type in POOLS and _is_padded_alike(node):
@@ -38,9 +42,63 @@ def infer_shapes(proto: Proto) -> Proto:
     result = shape_inference.infer_shapes(copy, data_prop=True)
     while _correct_pool(copy, result):
         result = shape_inference.infer_shapes(copy, data_prop=True)
-    del result.graph.node[:]
+    if _hide_bodies(copy, result):
+        result = shape_inference.infer_shapes(copy, data_prop=True)
+    # ONNX invents one name for an extent of all arrays of a sequence, which may differ.
+    invented = {dim.dim_param for dim in _dims_in_sequences(_declared(result.graph))} - said
+    for dim in _dims(result.graph):
+        if dim.dim_param in invented:
+            dim.ClearField("dim_param")
+    del result.graph.node[:], result.opset_import[:]
     result.graph.node.extend(proto.graph.node)
+    result.opset_import.extend(proto.opset_import)
     return result
+
+
+def _hide_bodies(proto: Proto, result: Proto) -> bool:
+    """Hide nodes that make sequences by subgraphs, so that of their arrays only ranks are known.
+
+    ONNX takes the names of extents in a body for those around it, and the extents of the arrays
+    that a loop begins with for those of all. result: the model with inferred types. Return True if
+    there was such a node.
+    """
+    kinds = {item.name: item for item in (*result.graph.value_info, *result.graph.output)}
+    ends = {item.name for item in proto.graph.output}
+    rest = {item.name: item for item in proto.graph.value_info}
+    for node in proto.graph.node:
+        made = [kinds[name] for name in node.output if name in kinds]
+        has_body = any(item.HasField("g") for item in node.attribute)
+        if has_body and any(item.type.HasField("sequence_type") for item in made):
+            node.domain = HIDDEN
+            rest |= {item.name: item for item in made if item.name not in ends}
+    hides = any(node.domain == HIDDEN for node in proto.graph.node)
+    if hides:
+        proto.opset_import.add(domain=HIDDEN, version=1)
+        infos = [type(item).FromString(item.SerializeToString()) for item in rest.values()]
+        del proto.graph.value_info[:]
+        proto.graph.value_info.extend(infos)
+        for dim in _dims_in_sequences((*proto.graph.value_info, *proto.graph.output)):
+            dim.Clear()
+    return hides
+
+
+def _declared(graph: Proto) -> Sequence[Proto]:
+    """Return the ValueInfoProtos of a GraphProto."""
+    return (*graph.input, *graph.output, *graph.value_info)
+
+
+def _dims(graph: Proto) -> Iterator[Proto]:
+    """Yield the dimensions of a GraphProto's declared arrays."""
+    for item in _declared(graph):
+        yield from item.type.tensor_type.shape.dim
+
+
+def _dims_in_sequences(items: Iterable[Proto]) -> Iterator[Proto]:
+    """Yield the dimensions of the arrays in sequences that ValueInfoProtos declare."""
+    for item in items:
+        is_optional = item.type.WhichOneof("value") == "optional_type"
+        kind = item.type.optional_type.elem_type if is_optional else item.type
+        yield from kind.sequence_type.elem_type.tensor_type.shape.dim
 
 
 def _is_padded_alike(node: Proto) -> bool:

@@ -225,10 +225,42 @@ def _inline_functions(proto: Proto) -> Proto:
     from onnx import inliner
 
     try:
-        return inliner.inline_local_functions(proto)
+        return inliner.inline_local_functions(_with_defaults(proto), convert_version=True)
     except Exception as error:
         raise_if_from_handler(error)
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
+
+
+def _with_defaults(proto: Proto) -> Proto:
+    """Return the model with defaults of functions' attributes in their calls.
+
+    ONNX's inliner leaves these out. The model is copied where there are any.
+    """
+    defaults = {_called(f.name, f): f.attribute_proto for f in proto.functions}
+    if not any(defaults.values()):
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for nodes in (copy.graph.node, *(function.node for function in copy.functions)):
+        for node in _all_nodes(nodes):
+            own = {item.name for item in node.attribute}
+            missing = defaults.get(_called(node.op_type, node), ())
+            node.attribute.extend(item for item in missing if item.name not in own)
+    return copy
+
+
+def _called(name: str, proto: Proto) -> tuple[str, ...]:
+    """Return what a function has in common with the NodeProtos that call it."""
+    return proto.domain, name, getattr(proto, "overload", "")
+
+
+def _all_nodes(nodes: Iterable[Proto]) -> Iterator[Proto]:
+    """Yield NodeProtos, and those in their subgraphs."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [inner for item in node.attribute for inner in item.g.node]
 
 
 def _n_inlined(proto: Proto) -> int:

@@ -59,8 +59,8 @@ def _under_loss(graph: Graph) -> tuple[str, ...]:
 
 def part_of(graph: Graph, names: Sequence[str]) -> Graph:
     """Return the part of a graph that computes the values `names`, which are its outputs."""
-    nodes = makers_of(graph.nodes, names)
-    wanted = {name for node in nodes for name in node.inputs}
+    nodes = makers_of(graph.nodes, names, {item.name for item in graph.inputs}, graph.constants)
+    wanted = {name for node in nodes for name in node.inputs} | {*names}
     inputs = tuple(item for item in graph.inputs if item.name in wanted)
     constants = {n: a for n, a in graph.constants.items() if n in wanted}
     values = {item.name: item for item in graph.outputs}
@@ -72,10 +72,15 @@ def part_of(graph: Graph, names: Sequence[str]) -> Graph:
     return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
 
 
-def makers_of(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
-    """Return the nodes that these values are computed by, in their order; refuse unknown names."""
+def makers_of(
+    nodes: Sequence[Node], names: Iterable[str], *given: Iterable[str]
+) -> tuple[Node, ...]:
+    """Return the nodes that these values are computed by, in their order; refuse unknown names.
+
+    given: names of inputs, and of constants, which no node makes.
+    """
     makers = tuple(nodes[i] for i in places_of(nodes, names))
-    missing = sorted(set(names) - {o for node in makers for o in node.outputs})
+    missing = sorted(set(names).difference(*given, *(node.outputs for node in makers)))
     if missing:
         raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
     return makers
@@ -96,7 +101,9 @@ def write_part(
     """
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
     nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
-    inside = {name for node in makers_of(nodes, names) for name in node.outputs if name}
+    given = [item.name for item in (*model.graph.input, *model.graph.initializer)]
+    makers = makers_of(nodes, names, given)
+    inside = {name for node in makers for name in node.outputs if name}
     try:
         data = _part(model, names, inside, arrays).SerializeToString()
     except Exception as error:  # of ONNX's C++ code, or of protobuf
@@ -118,8 +125,9 @@ def _part(
     copy.CopyFrom(model)
     keep_if(copy.graph.node, lambda node: inside.intersection(node.output))
     _cut_statistics(copy.graph.node)
-    wanted = {name for node in copy.graph.node for name in _reads(node)}
-    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
+    wanted = {name for node in copy.graph.node for name in _reads(node)} | {*names}
+    declared = model.graph.input, model.graph.value_info, model.graph.output
+    known = {item.name: item for items in declared for item in items}
     del copy.graph.output[:]
     unknown = onnx.helper.make_empty_tensor_value_info  # whose type is inferred
     copy.graph.output.extend(known.get(n) or unknown(n) for n in names)

@@ -245,7 +245,8 @@ def split_sequences(graph: Graph) -> Graph:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
     ends = {item.name for item in graph.outputs}
-    constants, nodes, parts = dict(graph.constants), [], {}  # parts: Split's outputs by sequence
+    constants, types = dict(graph.constants), dict(graph.types)
+    nodes, parts = [], {}  # parts: Split's outputs by sequence
     for node in graph.nodes:
         name = node.outputs[0] if node.outputs else ""
         is_split = node.op_type == "SplitToSequence" and node.is_standard and node.inputs
@@ -260,12 +261,15 @@ def split_sequences(graph: Graph) -> Graph:
                     "Split", "", 13, (node.inputs[0], f"{name}::split"), outputs, axis, name
                 )
                 parts[name] = outputs
+                x = node.inputs[0]
+                dtype = constants[x].dtype if x in constants else types.get(x)
+                types |= {} if dtype is None else dict.fromkeys(outputs, dtype)
         elif node.op_type == "SequenceAt" and parts.keys() & node.inputs[:1]:
             outputs = parts[node.inputs[0]]
             part = outputs[int(graph.constants[node.inputs[1]])]
             node = Node("Identity", "", 13, (part,), node.outputs, name=node.name)
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes), constants=constants)
+    return replace(graph, nodes=tuple(nodes), constants=constants, types=types)
 
 
 def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
@@ -273,7 +277,8 @@ def _sizes_of_parts(graph: Graph, node: Node) -> list[int]:
 
     [] where they depend on values, or on an extent that the model does not declare.
     """
-    extents = graph.shapes.get(node.inputs[0])
+    x = graph.constants.get(node.inputs[0])
+    extents = graph.shapes.get(node.inputs[0]) if x is None else x.shape
     split = graph.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     axis = node.attributes.get("axis", 0)
     if split is None or extents is None or not -len(extents) <= axis < len(extents):

@@ -44,8 +44,11 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     try:
         with np.errstate(all="ignore"):
             results = run(list(inputs))
-    except (OpError, MemoryError):
+    except MemoryError:
         raise
+    except OpError as error:
+        raise_if_from_handler(error)
+        raise type(error)(f"{read.title}: {error}") from None
     except Exception as error:
         raise_if_from_handler(error)
         raise ArgumentError(f"{read.title}: {error}") from error

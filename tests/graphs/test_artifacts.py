@@ -822,6 +822,24 @@ def test_constants_may_be_outputs(rng) -> None:
     np.testing.assert_array_equal(session.outputs["v"], v)
 
 
+def test_outputs_that_no_node_makes_are_evaluated_and_exported(tmp_path, rng) -> None:
+    """An input, a parameter, a constant."""
+    w, u, x = rng.standard_normal((3, 2)), rng.standard_normal(4), rng.standard_normal((4, 3))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    kinds = {"x": ("n", 3), "w": (3, 2), "u": (4,)}
+    model = model_of(nodes, {"x": ("n", 3)}, {"y": ("n", 2), **kinds}, {"w": w, "u": u})
+    session = opened(model, loss="mse", optimizer="SGD", trainable=["w"])
+    session.step(x, rng.standard_normal((4, 2)))
+    w = session.parameters["w"]
+    session.export(tmp_path / "model.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
+    exported = cto.onnx.Session(tmp_path / "model.onnx").run({"x": x})
+    for actual, expected in zip(session.eval(x), (x @ w, x, w, u), strict=True):
+        np.testing.assert_allclose(actual, expected)
+    for name, expected in {"y": x @ w, "x": x, "w": w, "u": u}.items():
+        np.testing.assert_allclose(exported[name], expected)
+
+
 def test_running_statistics_that_are_read_elsewhere_are_refused(rng) -> None:
     names = ("scale", "bias", "mean", "variance")
     nodes = [

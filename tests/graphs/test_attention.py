@@ -180,6 +180,20 @@ def test_gradients(form, is_dynamic, rng) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.skipif(not IS_CORRECTED, reason="ONNX's body makes NaN of such queries")
+@pytest.mark.parametrize("kind", ["bool", "added"])
+@pytest.mark.parametrize("by_body", [True, False])
+def test_a_query_that_sees_no_key_has_a_gradient_of_zeros(by_body, kind, rng) -> None:
+    arrays = inputs_of(rng, (Q, K, V), (3, 5), "bool", None)
+    arrays[3][0] = False
+    if kind == "added":
+        arrays[3] = np.where(arrays[3], 0, -np.inf)
+    check_gradients(
+        "Attention", arrays, rng, opset=24, trainable=[0, 1, 2], is_dynamic=by_body,
+        has_ranks=by_body,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("form", ["plain", "causal", "masked"])
 def test_gradients_through_caches(form, rng) -> None:
     """Gradients reach the caches, too, and keys that are results."""

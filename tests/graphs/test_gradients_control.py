@@ -213,6 +213,15 @@ def test_sequences(place, rng) -> None:
     check(PARTS, rng, i=place, lengths=[1, 2, 3])
 
 
+def test_parts_of_a_sequence_that_nothing_reads(rng) -> None:
+    text = """(double[5] x) => (double loss) {
+        n = Constant <value = int64 {2}> () i = Constant <value = int64 {1}> ()
+        y = Sin (x) s = SplitToSequence <axis = 0> (y, n) a = SequenceAt (s, i)
+        b = Exp (a) loss = ReduceSum <keepdims = 0> (b)
+        }"""
+    check(text, rng)
+
+
 @pytest.mark.parametrize("text", [IF, LOOP, NESTED_LOOP, SCAN, APPENDED, SEQUENCE])
 def test_artifacts_are_valid_models(text, rng) -> None:
     onnx.checker.check_model(make(model_of(text, rng), loss="loss", optimizer="SGD").training)

@@ -256,3 +256,16 @@ def test_a_function_that_turns_out_to_give_more_numbers_is_refused_as_it_runs(rn
     x = rng.standard_normal((4, 5))
     with pytest.raises(cto.ArgumentError, match="onnx::loss::2"):
         session.step(x, x)
+
+
+def test_a_mean_over_more_labels_than_float16_counts_has_a_gradient() -> None:
+    """n = 90000, loss = 4096 times the mean: dx = -4096 / n at the labels, not 0."""
+    nodes = [
+        helper.make_node("NegativeLogLikelihoodLoss", ["x", "labels"], ["mean"]),
+        helper.make_node("Cast", ["mean"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("Mul", ["wide", "scale"], ["loss"]),
+    ]
+    constants = {"labels": np.ones((1, 300, 300), np.int64), "scale": np.array(4096.0)}
+    session = trained_x(nodes, np.zeros((1, 2, 300, 300), np.float16), **constants)
+    np.testing.assert_allclose(session.gradients["x"][:, 1], -4096 / 90000, rtol=2e-3)
+    assert not session.gradients["x"][:, 0].any()

@@ -172,6 +172,15 @@ def test_narrow_types(name, rng) -> None:
     check_types(op_type, inputs, shapes[0], rng, **options)
 
 
+@pytest.mark.parametrize(
+    ("op_type", "options"),
+    [("LpNormalization", {"p": 2}), ("LpNormalization", {"p": 1}), ("LRN", {"size": 3})],
+)
+def test_squares_and_sums_that_float16_does_not_have(op_type, options, rng) -> None:
+    x = rng.uniform(300, 400, (1, 4, 2, 300))
+    check_types(op_type, [x], x.shape, rng, **options)
+
+
 def test_running_statistics_may_be_read_as_they_become(rng) -> None:
     """The running mean is an output of the model, too."""
     arrays = [rng.standard_normal((4, 3)), *(rng.standard_normal(3) for _ in range(3)), np.ones(3)]

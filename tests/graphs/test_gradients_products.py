@@ -97,6 +97,10 @@ def test_gradients_of_gemm(flip_a, flip_b, bias, beta, rng) -> None:
         ("...ij->...i", [(5, 2, 3)]),
         ("i...->i...", [(2, 3)]),
         ("...,->...", [(2, 3), ()]),
+        ("ij,ij->ij", [(3, 1), (1, 4)]),  # extents of 1 are broadcast
+        ("ij,ij->i", [(2, 1), (2, 3)]),
+        ("ij,ij,j->", [(2, 1), (1, 3), (3,)]),
+        ("...ij,ij->...", [(2, 2, 3), (1, 3)]),
     ],
 )
 @pytest.mark.parametrize("is_dynamic", [False, True])

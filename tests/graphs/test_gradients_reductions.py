@@ -155,15 +155,23 @@ def test_gradients_of_no_elements(op_type, shape) -> None:
     np.testing.assert_array_equal(session.gradients["x"], [[1]])
 
 
-def test_the_mean_of_more_elements_than_float16_counts_has_a_gradient() -> None:
-    """n = 70000, loss = 4096 mean of x: dx = 0.0585, not 0."""
+@pytest.mark.parametrize(
+    ("op_type", "number", "n", "expected"),
+    [
+        ("ReduceMean", 0, 70000, 1 / 70000),
+        ("ReduceMax", 0, 70000, 1 / 70000),
+        ("ReduceLogSum", 30, 4000, 1 / 120000),
+    ],
+)
+def test_what_float16_cannot_count_or_sum_has_a_gradient(op_type, number, n, expected) -> None:
+    """loss = 4096 y, whose dx is not 0."""
     nodes = [
-        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
-        helper.make_node("Cast", ["mean"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node(op_type, ["x"], ["y"], keepdims=0),
+        helper.make_node("Cast", ["y"], ["wide"], to=TensorProto.DOUBLE),
         helper.make_node("Mul", ["wide", "scale"], ["loss"]),
     ]
-    session = trained_x(nodes, np.zeros(70000, np.float16), scale=np.array(4096.0))
-    np.testing.assert_allclose(session.gradients["x"], 4096 / 70000, rtol=1e-3)
+    session = trained_x(nodes, np.full(n, number, np.float16), scale=np.array(4096.0))
+    np.testing.assert_allclose(session.gradients["x"], 4096 * expected, rtol=2e-3)
 
 
 # ---- along an axis -------------------------------------------------------------------------------

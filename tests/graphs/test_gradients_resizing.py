@@ -186,6 +186,17 @@ def test_narrow_types(mode, rng) -> None:
     check_types("Resize", inputs(PLANES, rng, sizes=SIZES), tuple(SIZES), rng, mode=mode)
 
 
+@pytest.mark.parametrize("align_corners", [0, 1])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (1, 1, 1, 3), (2, 1, 3, 2, 2)])
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_gradients_of_affine_grids(size, align_corners, is_dynamic, rng) -> None:
+    rank = len(size) - 2
+    theta = rng.standard_normal((size[0], rank, rank + 1))
+    options = {"opset": 20, "align_corners": align_corners}
+    options |= {"is_dynamic": is_dynamic, "has_ranks": is_dynamic}
+    check_gradients("AffineGrid", [theta, np.array(size)], rng, **options)
+
+
 @pytest.mark.parametrize("is_dynamic", [False, True])
 @pytest.mark.parametrize("extents", [(4, 5), (1, 3)])
 @pytest.mark.parametrize("align_corners", [0, 1])

@@ -150,6 +150,18 @@ def test_outputs_that_the_loss_leaves_out_have_zeros_for_gradients(rng) -> None:
     np.testing.assert_array_equal(session.gradients["in0"], [*weights, 0, 0, 0])
 
 
+def test_parts_without_a_name_have_zeros_for_gradients(rng) -> None:
+    """Of a Split, loss = sum of w of the last part."""
+    model = model_of("Split", [rng.standard_normal(5), I64([2, 3])], n_outputs=2)
+    del model.graph.node[1:3], model.graph.input[:1]
+    model.graph.node[0].output[0] = ""
+    del model.graph.node[-1].input[0]
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+    weights = rng.standard_normal(3)
+    session.accumulate(weights)
+    np.testing.assert_array_equal(session.gradients["in0"], [0, 0, *weights])
+
+
 def test_an_operator_without_a_gradient_is_refused_with_the_reason(rng) -> None:
     model = model_of("Unique", [rng.standard_normal(3)])
     with pytest.raises(cto.ArgumentError, match="which elements are equal changes"):

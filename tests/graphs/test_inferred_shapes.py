@@ -113,3 +113,48 @@ def test_windows_behind_all_elements_are_not_counted(op_type, options, opset, rn
         y = torch.nn.functional.max_pool2d(y, (1, 2), (3, 2), ceil_mode=True)
         y = torch.nn.functional.max_pool2d(y, (1, 1), (1, 2), ceil_mode=True)
         assert loss == pytest.approx(0.5 * y.sum().item())
+
+
+def test_arrays_of_a_sequence_may_differ_in_extents(rng) -> None:
+    """ONNX infers one name for the extents of all; here a row is broadcast to a matrix."""
+    x, w = rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
+    nodes = [
+        helper.make_node("ReduceMean", ["w"], ["row"], axes=[0]),
+        helper.make_node("SequenceConstruct", ["row", "x"], ["s"]),
+        helper.make_node("Constant", [], ["first"], value_int=0),
+        helper.make_node("Constant", [], ["second"], value_int=1),
+        helper.make_node("SequenceAt", ["s", "first"], ["a"]),
+        helper.make_node("SequenceAt", ["s", "second"], ["b"]),
+        helper.make_node("Mul", ["a", "b"], ["c"]),
+        helper.make_node("ReduceSum", ["c"], ["loss"], keepdims=0),
+    ]
+    session = _session(nodes, x.shape, w)
+    session.accumulate(x)
+    expected = np.broadcast_to(x.sum(axis=0) / 3, w.shape)
+    np.testing.assert_allclose(session.gradients["w"], expected)
+
+
+MAP = """s = SequenceConstruct (row, x) t = SequenceMap (s) <
+    body = body (double[n] each) => (double[n] y) { y = Sin (each) }>"""
+LOOP = """k = Constant <value = int64 {1}> () s = SequenceConstruct (row)
+    t = Loop (k, , s) <
+        body = body (int64 i, bool was, seq(double[n]) u) => (bool on, seq(double[n]) y)
+            { on = Identity (was) v = SequenceInsert (u, x) y = Identity (v) }>"""
+
+
+@pytest.mark.parametrize("made", [MAP, LOOP])
+def test_arrays_of_a_sequence_that_a_body_makes(made, rng) -> None:
+    """ONNX takes the body's name n for the model's, or the extent of the first array for all."""
+    text = f"""<ir_version: 9, opset_import: ["" : 17]>
+    g (double[n] x) => (double loss) {{
+        second = Constant <value = int64 {{1}}> () zero = Constant <value = int64 {{0}}> ()
+        row = ReduceMean (w) {made}
+        a = SequenceAt (t, zero) b = SequenceAt (t, second)
+        c = Mul (a, b) loss = ReduceSum <keepdims = 0> (c) }}"""
+    model = onnx.parser.parse_model(text)
+    x, w = rng.standard_normal((2, 5))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
+    session.accumulate(x)
+    slope = np.cos(w.mean()) * np.sin(x).sum() if made is MAP else x.sum()
+    np.testing.assert_allclose(session.gradients["w"], np.full(5, slope / 5))

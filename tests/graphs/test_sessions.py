@@ -103,6 +103,40 @@ def test_functions_of_a_model_are_put_in_place() -> None:
     np.testing.assert_array_equal(session.run({"x": x})["y"], x + x)
 
 
+def test_functions_have_their_default_attributes() -> None:
+    """Called by the graph, by another function, and in a branch; unless the call says another."""
+    text = """<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[2] x) => (float[2] a, float[2] b, float[2] c, float[2] d) {
+        a = own.f (x) b = own.g (x) d = own.f <k = 8.0> (x)
+        yes = Constant <value = bool {1}> ()
+        c = If (yes) <then_branch = t () => (float[2] y) { y = own.f (x) },
+                      else_branch = e () => (float[2] z) { z = Identity (x) }> }
+    <domain: "own", opset_import: ["" : 18]> f <k: float = 0.5> (x) => (y) {
+        n = Constant <value_float: float = @k> () y = Mul (x, n) }
+    <domain: "own", opset_import: ["" : 18, "own" : 1]> g (x) => (y) { z = own.f (x) y = Neg (z) }
+    """
+    model = onnx.parser.parse_model(text)
+    before = model.SerializeToString()
+    x = np.float32([2, -4])
+    results = cto.onnx.Session(model).run({"x": x}).values()
+    for actual, factor in zip(results, (0.5, -0.5, 0.5, 8), strict=True):
+        np.testing.assert_array_equal(actual, factor * x)
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize(
+    ("opset", "node"), [(17, "ReduceMax <axes = [1]> (x)"), (21, "ReduceMax (x, axes)")]
+)
+def test_functions_of_another_opset_are_converted(opset: int, node: str) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[2, 3] x) => (float[2, 1] y) {{ y = own.f (x) }}
+    <domain: "own", opset_import: ["" : {opset}]> f (x) => (y) {{
+        axes = Constant <value_ints = [1]> () y = {node} }}"""
+    x = np.float32([[1, 3, 2], [-1, -2, -3]])
+    y = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
+    np.testing.assert_array_equal(y, [[3], [-1]])
+
+
 def test_a_value_is_not_overwritten_while_another_node_needs_it(rng) -> None:
     body = """a = Neg(x) r = Reshape(a, s) b = Relu(a) c = Exp(b) d = Add(c, b)
     e = Identity(d) f = Mul(d, d) g = Add(e, f) h = Reshape(r, t) y = Add(g, h)"""

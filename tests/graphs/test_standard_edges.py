@@ -79,6 +79,37 @@ def test_more_than_there_are_is_refused(k: int) -> None:
         result("TopK", np.arange(3.0), np.array([k]))
 
 
+@pytest.mark.parametrize(
+    ("n", "pads", "expected"),
+    [
+        (3, (2, -4), [7]),
+        (3, (-4, 2), [7]),
+        (3, (4, -5), [7, 7]),
+        (1, (-2, 3), [7, 7]),
+        (3, (2, -3), [7, 7]),
+        (0, (-1, 2), [7]),
+        (3, (-2, 1), [2, 7]),
+    ],
+)
+def test_pads_are_cut_where_more_is_cut_than_there_is(n, pads, expected) -> None:
+    actual = result("Pad", np.arange(n), np.array(pads), np.array(7))
+    np.testing.assert_array_equal(actual, expected)
+    if len(expected) == sum(m == 7 for m in expected):  # nothing is left of x to go on with
+        with pytest.raises(cto.ArgumentError, match="empty axis"):
+            result("Pad", np.arange(n), np.array(pads), mode="edge")
+
+
+@pytest.mark.parametrize("shape", [[-2], [-1, -3], [2, -2]])
+def test_extents_below_minus_one_are_refused(shape: list[int]) -> None:
+    with pytest.raises(cto.ArgumentError, match=r"\(Reshape\): shape: expected extents of at"):
+        result("Reshape", np.arange(6), np.array(shape))
+
+
+def test_a_depth_below_zero_is_refused() -> None:
+    with pytest.raises(cto.ArgumentError, match=r"\(OneHot\): depth: expected at least 0, got -1"):
+        result("OneHot", np.arange(2), np.array(-1), np.arange(2.0))
+
+
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
 def test_blocks_of_one_are_not_written_over(op: str, rng) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17]>

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import ArgumentError
-from .rules import Site, Term, gradient
+from .rules import Site, Term, gradient, wide_type
 
 CLASSES = 1  # the axis of classes
 
@@ -59,7 +59,8 @@ def negative_log_likelihood_loss(site: Site) -> Sequence[Term | None]:
         factor = site.choose(is_ignored, 0, factor)
     rate = -dy
     if site.attribute("reduction", "mean") == "mean":
-        rate = rate / site.op("ReduceSum", factor, keepdims=0)
+        wide = site.cast(factor, wide_type(site.dtype(factor)))
+        rate = site.divide(rate, site.op("ReduceSum", wide, keepdims=0))
     rows, places = (
         site.op("Unsqueeze", each, site.ints(CLASSES)) for each in (rate * factor, labels)
     )

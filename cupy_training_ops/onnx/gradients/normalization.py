@@ -17,10 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import FLOAT32, Dtype
 from ...errors import ArgumentError
-from ..standard.table import HALVES
-from .rules import BOOL, BY_BODY, INT64, ZERO, Site, Term, gradient
+from .rules import BOOL, BY_BODY, INT64, ZERO, Site, Term, gradient, wide_type
 
 ZERO |= {"Hardmax"}
 BY_BODY |= {"MeanVarianceNormalization"}
@@ -50,7 +48,7 @@ def batch_normalization(site: Site) -> Sequence[Term | None]:
     """
     if site.attribute("training_mode", 0):
         raise ArgumentError("its gradient is known for running statistics: training_mode=0")
-    wide = _type_of_statistics(site.dtype(site.inputs[0]))
+    wide = wide_type(site.dtype(site.inputs[0]))
     dy, x, scale, mean, var = (
         site.cast(site.dy, wide),
         *(site.cast(site.inputs[i], wide) for i in (0, 1, 3, 4)),
@@ -81,7 +79,7 @@ def batch_normalization(site: Site) -> Sequence[Term | None]:
 def layer_normalization(site: Site) -> Sequence[Term | None]:
     """dx, d_scale and d_bias by one node, which reads mean and inv_std (outputs 1, 2)."""
     x, scale, *bias = site.inputs
-    dtype = _type_of_statistics(site.dtype(x))
+    dtype = wide_type(site.dtype(x))
     statistics = site.extra_output(1, dtype), site.extra_output(2, dtype)
     axis = site.attribute("axis", -1)
     operands = (site.dy, x, scale, *statistics)
@@ -104,14 +102,14 @@ def rms_normalization(site: Site) -> Sequence[Term | None]:
         raise ArgumentError(f"its gradient needs a scale of shape {row[axis:]}, got {own}")
     if site.node.op_type == "RMSNormalization":
         site.replace_node(op_type="SimplifiedLayerNormalization")
-    inv_std = site.extra_output(1, _type_of_statistics(site.dtype(x)))
+    inv_std = site.extra_output(1, wide_type(site.dtype(x)))
     operands = (site.dy, x, scale, inv_std)
     return site.owns(2, "SimplifiedLayerNormalizationGrad", *operands, axis=axis)
 
 
-def _type_of_statistics(dtype: Dtype) -> Dtype:
-    """Return float32 for half types, else the type itself."""
-    return FLOAT32 if dtype in HALVES else dtype
+def _wide(site: Site, *values: Term) -> tuple[Term, ...]:
+    """Return values of half types in float32, others as they are."""
+    return tuple(site.cast(x, wide_type(site.dtype(x))) for x in values)
 
 
 @gradient("InstanceNormalization")
@@ -154,7 +152,7 @@ def _by_rows(site: Site, shape: Term, length: Term, scale: Term) -> tuple[Term, 
     vector, the extents of these. scale: broadcasts to `shape` without N.
     """
     x = site.inputs[0]
-    wide = _type_of_statistics(site.dtype(x))
+    wide = wide_type(site.dtype(x))
     shaped = (site.op("Reshape", each, shape, allowzero=1) for each in (x, site.dy))
     rows, dy = (site.cast(each, wide) for each in shaped)
     ones = site.op("ConstantOfShape", length, value=np.ones(1, wide), dtype=wide)
@@ -179,9 +177,9 @@ def _sum_by(site: Site, sums: Term, x: Term) -> Term:
 def lp_normalization(site: Site) -> Sequence[Term | None]:
     """y = x / n, n = the p-norm along an axis: dx = (dy - s (sum of dy y)) / n, 0 where n is 0.
 
-    s = y for p = 2, sign(x) for p = 1.
+    s = y for p = 2, sign(x) for p = 1. Half types are computed in float32.
     """
-    dy, x, y = site.dy, site.inputs[0], site.outputs[0]
+    dy, x, y = _wide(site, site.dy, site.inputs[0], site.outputs[0])
     axes = site.ints(site.attribute("axis", -1))
 
     def total(value: Term) -> Term:
@@ -192,7 +190,8 @@ def lp_normalization(site: Site) -> Sequence[Term | None]:
     else:
         norm, slope = site.op("Sqrt", total(x * x)), y
     dx = (dy - slope * total(dy * y)) / norm
-    return [site.choose(site.compare("Equal", norm, 0), 0, dx)]
+    dx = site.choose(site.compare("Equal", norm, 0), 0, dx)
+    return [site.cast(dx, site.dtype(site.inputs[0]))]
 
 
 @gradient("LRN")
@@ -201,8 +200,9 @@ def local_response(site: Site) -> Sequence[Term | None]:
     dx = dy / d^beta - 2 alpha beta / size x (sum of dy y / d over the channels that x is beside).
 
     A sum over neighbouring channels is a mean of (size, 1) of the planes (channels, rest).
+    Half types are computed in float32.
     """
-    dy, x, y = site.dy, site.inputs[0], site.outputs[0]
+    dy, x, y = _wide(site, site.dy, site.inputs[0], site.outputs[0])
     size, alpha = site.attribute("size", 1), site.attribute("alpha", 1e-4)
     beta, bias = site.attribute("beta", 0.75), site.attribute("bias", 1.0)
     n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)
@@ -219,7 +219,8 @@ def local_response(site: Site) -> Sequence[Term | None]:
     d = mean(x * x, before, after) * alpha + bias
     power = site.op("Pow", d, site.number(-beta, x))
     others = mean(dy * y / d, after, before)
-    return [dy * power - x * others * (2 * alpha * beta)]
+    dx = dy * power - x * others * (2 * alpha * beta)
+    return [site.cast(dx, site.dtype(site.inputs[0]))]
 
 
 # ---- softmax and dropout -------------------------------------------------------------------------

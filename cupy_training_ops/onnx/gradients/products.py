@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64
+from ..graph import Extent
 from .rules import INT64, MICROSOFT, UNDEFINED, Site, Term, gradient
 
 DOTS = "..."
@@ -223,13 +224,42 @@ def _of_operand(site: Site, place: int, terms: Sequence[str], result: str) -> Te
     missing = [axis for axis, letter in enumerate(letters) if letter not in there]
     if missing:
         dx = site.op("Unsqueeze", dx, site.ints(*missing))
+    beside = _extents_beside(site, place, terms)
+    known = site.extents(x) or (None,) * len(own)
+    pairs = list(zip(own, known, strict=True))
+    if missing or any(c not in result and _may_grow(n, beside[c]) for c, n in pairs):
         dx = site.op("Expand", dx, site.shape(x))
-    if DOTS not in site.node.attributes["equation"]:
+    if not any(_may_shrink(n, beside[c]) for c, n in pairs):
         return dx
-    extents = site.extents(site.outputs[0])  # what the dots cover may be repeated
-    is_known = extents is not None and set(own) <= set(result)
-    by_letter = dict(zip(result, extents, strict=True)) if extents is not None else {}
-    return site.sum_from(dx, [by_letter[c] for c in own] if is_known else None, x)
+    whole = [next((m for m in beside[c] if m not in (1, n)), n) for c, n in pairs]
+    return site.sum_from(dx, whole if site.extents(x) else None, x)
+
+
+def _extents_beside(site: Site, place: int, terms: Sequence[str]) -> dict[str, list[Extent]]:
+    """Return {letter of operand `place`: its extents in the other operands}, None if unknown.
+
+    terms: each operand's letters.
+    """
+    extents: dict[str, list[Extent]] = {letter: [] for letter in terms[place]}
+    for i, (x, term) in enumerate(zip(site.inputs, terms, strict=True)):
+        known = site.extents(x) or (None,) * len(term)
+        for letter, n in zip(term, known, strict=True):
+            if i != place and letter in extents:
+                extents[letter].append(n)
+    return extents
+
+
+def _may_grow(n: Extent, others: Sequence[Extent]) -> bool:
+    """Return True if the others of an axis of extent n may all be 1, and so their product."""
+    if n == 1 or not others:
+        return False
+    return all(m in (1, None) or (isinstance(m, str) and m != n) for m in others)
+
+
+def _may_shrink(n: Extent, others: Sequence[Extent]) -> bool:
+    """Return True if an axis of extent n may be 1, and be broadcast to an extent of others."""
+    is_known = isinstance(n, int) and n != 1
+    return not is_known and any(m is None or m not in (1, n) for m in others)
 
 
 def _unit_matrix(site: Site, x: Term, axis: int) -> Term:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
+from ...dtypes import Dtype
 from ..graph import Extent
-from .rules import INT64, ZERO, Site, Term, gradient
+from .rules import INT64, ZERO, Site, Term, gradient, wide_type
 
 ZERO |= {"ArgMax", "ArgMin"}
 
@@ -31,13 +31,8 @@ def reduce_sum(site: Site) -> Sequence[Term | None]:
 
 @gradient("ReduceMean")
 def reduce_mean(site: Site) -> Sequence[Term | None]:
-    """dx = dy / n, broadcast to x; in float32 of half types, in which n may overflow."""
-    dy = site.dys[0]
-    dtype = site.dtype(dy)
-    if dtype in (FLOAT16, BFLOAT16):
-        dy = site.cast(site.cast(dy, FLOAT32) / _count(site, FLOAT32), dtype)
-    else:
-        dy = dy / _count(site, dtype)
+    """dx = dy / n, broadcast to x."""
+    dy = site.divide(site.dys[0], _count(site, wide_type(site.dtype(site.dys[0]))))
     return [_repeat(site, _with_axes(site, dy))]
 
 
@@ -64,8 +59,9 @@ def reduce_l2(site: Site) -> Sequence[Term | None]:
 @gradient("ReduceLogSum")
 def reduce_log_sum(site: Site) -> Sequence[Term | None]:
     """y = log of the sum of x: dx = dy / sum of x, broadcast to x."""
-    total = _reduce(site, "ReduceSum", site.inputs[0])
-    return [_repeat(site, _with_axes(site, site.dys[0]) / total)]
+    x = site.inputs[0]
+    total = _reduce(site, "ReduceSum", site.cast(x, wide_type(site.dtype(x))))
+    return [_repeat(site, site.divide(_with_axes(site, site.dys[0]), total))]
 
 
 @gradient("ReduceLogSumExp")
@@ -81,8 +77,8 @@ def reduce_extreme(site: Site) -> Sequence[Term | None]:
     """dx = dy / n where x is one of the n elements that equal y, else 0."""
     (dy,), (x, *_), (y,) = site.dys, site.inputs, site.outputs
     is_y = site.compare("Equal", x, _with_axes(site, y))
-    n = _reduce(site, "ReduceSum", site.choose(is_y, site.number(1, x), 0))
-    return [site.choose(is_y, _with_axes(site, dy) / n, 0)]
+    n = _reduce(site, "ReduceSum", site.cast(is_y, wide_type(site.dtype(x))))
+    return [site.choose(is_y, site.divide(_with_axes(site, dy), n), 0)]
 
 
 @gradient("ReduceProd")

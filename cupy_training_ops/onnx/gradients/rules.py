@@ -210,6 +210,13 @@ class Site:
             return x
         return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
+    def divide(self, dy: Term, divisor: Term) -> Term:
+        """Return dy / divisor in the type of dy, divided in that of the divisor.
+
+        The divisor is of `wide_type`, where it may be more than a half type can have.
+        """
+        return self.cast(self.cast(dy, self.dtype(divisor)) / divisor, self.dtype(dy))
+
     def constant(self, value: HostArray) -> Term:
         """Return an array as a constant of the graph."""
         return Term(self, self.writer.constant(f"{self._title}_Grad/constant", value))
@@ -390,6 +397,11 @@ class Site:
         if x is None or x.name in self.writer.parameters:
             return None
         return self.writer.constants.get(x.name)
+
+
+def wide_type(dtype: Dtype) -> Dtype:
+    """Return float32 for half types, in which sums and counts may overflow, else the type."""
+    return FLOAT32 if dtype in HALVES else dtype
 
 
 def onnx_type(dtype: Dtype) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The gradient of GridSample.
+"""The gradients of GridSample, and of AffineGrid.
 
 y[p] = sum over taps of weight(p) x[pixel(p)], where p lies at s(p) = grid(p) scaled to pixels
 x_grad[pixel(p)] += weight(p) y_grad[p]
@@ -47,6 +47,23 @@ class _Tap(NamedTuple):
     weight: Term | None  # None: 1 everywhere
     slope: Term | None  # d weight / d place; None: 0 everywhere
     is_inside: Term | None  # 1.0 where the image has such a pixel, else 0.0; None: 1 everywhere
+
+
+@gradient("AffineGrid")
+def affine_grid(site: Site) -> Sequence[Term | None]:
+    """y[p] = theta (p, 1): dtheta = sum over pixels of dy[p] (p, 1).
+
+    p is what AffineGrid gives of a theta that is a unit matrix, and zeros.
+    """
+    theta, size = site.inputs
+    own, rank = site.dtype(theta), site.rank(site.outputs[0]) - 2
+    unit = site.op("Expand", site.constant(np.eye(rank, rank + 1, dtype=own)), site.shape(theta))
+    places = site.op("AffineGrid", unit, size, **site.node.attributes)
+    rows = (theta, 0), -1, rank
+    places, dy = (site.reshape(each, *rows) for each in (places, site.dy))
+    turned = site.op("MatMul", site.op("Transpose", dy, perm=(0, 2, 1)), places)
+    moved = site.op("Unsqueeze", site.op("ReduceSum", dy, site.ints(1), keepdims=0), site.ints(2))
+    return [site.op("Concat", turned, moved, axis=2)]
 
 
 @gradient("GridSample")

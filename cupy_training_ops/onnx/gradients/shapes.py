@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .rules import BY_BODY, INT64, UNDEFINED, ZERO, Site, Term, gradient
+from .rules import INT64, UNDEFINED, ZERO, Site, Term, gradient
 
 ZERO |= {"ConstantOfShape", "EyeLike", "NonZero", "Shape", "Size"}
 UNDEFINED["Unique"] = "which elements are equal changes from place to place"
-BY_BODY |= {"AffineGrid"}
 
 
 @gradient("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -73,8 +72,10 @@ def concat(site: Site) -> Sequence[Term | None]:
 @gradient("Split")
 def split(site: Site) -> Sequence[Term | None]:
     """dx = dy_0, dy_1, ... concatenated, zeros for outputs without a gradient."""
-    pairs = zip(site.dys, site.outputs, strict=True)
-    parts = [site.zeros(y) if dy is None else dy for dy, y in pairs]
+    parts = [
+        site.zeros(site.extra_output(i, site.dtype(site.inputs[0]))) if dy is None else dy
+        for i, dy in enumerate(site.dys)
+    ]
     return [site.op("Concat", *parts, axis=site.attribute("axis", 0))]
 
 

@@ -81,6 +81,8 @@ def broadcast_gradient_args(xp: Module, a: Any, b: Any) -> tuple[Array, Array]:
 def reshape(xp: Module, x: Array, shape: Any, *, allowzero: bool = False) -> Array:
     """Return x in a shape where -1 is inferred, and 0, if not allowzero, is x's own extent."""
     wanted = [int(extent) for extent in shape]
+    if any(extent < -1 for extent in wanted):
+        raise ArgumentError(f"shape: expected extents of at least -1, got {tuple(wanted)}")
     if not allowzero:
         wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
     return x.reshape(wanted)
@@ -268,11 +270,15 @@ def pad(
     for axis, before, after in zip(chosen, pads[:n], pads[n:], strict=True):
         ends[axis] = int(before), int(after)
     extents(extent + sum(map(int, pair)) for extent, pair in zip(x.shape, ends, strict=True))
-    cut = tuple(slice(max(-b, 0), m - max(-a, 0)) for m, (b, a) in zip(x.shape, ends, strict=True))
-    wider = np.maximum(ends, 0).tolist()
+    cut, wider = [], []
+    for m, (before, after) in zip(x.shape, ends.tolist(), strict=True):
+        start, stop = max(-before, 0), m - max(-after, 0)
+        cut.append(slice(min(start, m), max(stop, 0)))
+        # What is cut beyond x is cut off the pads at its other end.
+        wider.append((max(before, 0) + min(stop, 0), max(after, 0) - max(start - m, 0)))
     if mode == "constant":
-        return xp.pad(x[cut], wider, constant_values=0 if value is None else value.item())
-    return xp.pad(x[cut], wider, mode=mode)
+        return xp.pad(x[tuple(cut)], wider, constant_values=0 if value is None else value.item())
+    return xp.pad(x[tuple(cut)], wider, mode=mode)
 
 
 @standard("DepthToSpace", view=True, only=BLOCKS)
@@ -387,6 +393,8 @@ def _scatter(
 def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int = -1) -> Array:
     """Return values[1] at the indices along a new axis of extent depth, values[0] elsewhere."""
     n = int(depth.reshape(-1)[0])
+    if n < 0:
+        raise ArgumentError(f"depth: expected at least 0, got {n}")
     place = axis_of(axis, indices.ndim + 1)
     shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
     counted = xp.where(indices < 0, indices + n, indices)
