@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, dtype_name
+
 from .one_operator import NARROW, by_torch, check_gradients, check_narrow, gradients, trained_x
 
 torch = pytest.importorskip("torch")
@@ -172,6 +174,17 @@ def test_what_float16_cannot_count_or_sum_has_a_gradient(op_type, number, n, exp
     ]
     session = trained_x(nodes, np.full(n, number, np.float16), scale=np.array(4096.0))
     np.testing.assert_allclose(session.gradients["x"], 4096 * expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=dtype_name)
+def test_shares_of_large_numbers_of_half_types_are_not_those_of_a_rounded_result(dtype) -> None:
+    """log of the sum is 900.69, rounded to 900.5 or 900: e^(900 - 900.5) would be 0.61, not 0.5."""
+    nodes = [
+        helper.make_node("ReduceLogSumExp", ["x"], ["y"], keepdims=0),
+        helper.make_node("Cast", ["y"], ["loss"], to=TensorProto.DOUBLE),
+    ]
+    session = trained_x(nodes, np.full(2, 900, dtype))
+    np.testing.assert_array_equal(session.gradients["x"].astype(np.float64), 0.5)
 
 
 # ---- along an axis -------------------------------------------------------------------------------

@@ -66,10 +66,15 @@ def reduce_log_sum(site: Site) -> Sequence[Term | None]:
 
 @gradient("ReduceLogSumExp")
 def reduce_log_sum_exp(site: Site) -> Sequence[Term | None]:
-    """y = log of the sum of e^x: dx = dy e^(x - y)."""
-    (dy,), (y,) = site.dys, site.outputs
-    share = site.op("Exp", site.inputs[0] - _with_axes(site, y))
-    return [share * _with_axes(site, dy)]
+    """y = log of the sum of e^x: dx = dy e^(x - y).
+
+    Of half types y is computed again in float32: e^(x - y) would be as far off as y is rounded.
+    """
+    (dy,), (x, *_), (y,) = site.dys, site.inputs, site.outputs
+    dtype = site.dtype(x)
+    wide = site.cast(x, wide_type(dtype))
+    y = _with_axes(site, y) if wide is x else _reduce(site, "ReduceLogSumExp", wide)
+    return [site.cast(site.op("Exp", wide - y), dtype) * _with_axes(site, dy)]
 
 
 @gradient("ReduceMax", "ReduceMin")
