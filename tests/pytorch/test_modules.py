@@ -339,6 +339,38 @@ def test_a_converted_model_under_autocast() -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), atol=3e-2, rtol=3e-2)
 
 
+NORMS = [  # of types that PyTorch takes together on a CPU: names, types of input and weight
+    ("LayerNorm", torch.bfloat16, torch.float32),
+    ("RMSNorm", torch.bfloat16, torch.float32),
+    ("RMSNorm", torch.float32, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(("name", "kind", "kind_of_weight"), NORMS)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_norm_of_two_types_has_its_inputs(leaf, name, kind, kind_of_weight, compiles) -> None:
+    """As norms of float32 in a model of 16 bits, whose next layer takes these alone."""
+    plain = getattr(theirs, name)(16, dtype=kind_of_weight)
+    converted = copy.deepcopy(plain)
+    convert(converted)
+    x = leaf(8, 16, dtype=kind)
+    found = (torch.compile(converted, backend="aot_eager") if compiles else converted)(x)
+    assert found.dtype == plain(x).dtype == kind
+    bound = {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(found, plain(x), **bound)
+    dy = torch.rand_like(x)
+    gradients = (
+        torch.autograd.grad(y, (x, norm.weight), dy)
+        for y, norm in ((found, converted), (plain(x), plain))
+    )
+    for a, b in zip(*gradients, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert converted(x).dtype == kind_of_weight  # as PyTorch's on a GPU, if that is float32
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_converted_model_is_compiled_and_exported(labels) -> None:
     converted, indices = model(), labels(9, 7)
