@@ -30,6 +30,7 @@ from .to_pytorch import (
     call_pytorch,
     differentiates,
     door,
+    is_transformed,
     or_pytorch,
     records,
     refuse_others,
@@ -141,7 +142,28 @@ def gelu(
     input: Tensor, approximate: Literal["none", "tanh"] = "none", *, bias: Tensor | None = None
 ) -> Tensor:
     """As torch.nn.functional.gelu, of input + bias, a row, in one pass."""
-    return _gelu(input, bias, approximate)
+    order = _order(input) if bias is None else None
+    if order is None:
+        return _gelu(input, bias, approximate)
+    return _gelu(input.permute(order), None, approximate).permute(_back(order))
+
+
+def _order(input: Any) -> list[int] | None:
+    """Return the order of dimensions in which a tensor is contiguous, if that is another one.
+
+    PyTorch's elementwise functions keep such a layout; kernels here make contiguous results.
+    """
+    if not isinstance(input, Tensor) or input.layout != torch.strided or input.is_contiguous():
+        return None
+    if type(input) is not Tensor or is_transformed() or torch.compiler.is_compiling():
+        return None
+    order = sorted(range(input.dim()), key=input.stride, reverse=True)
+    return order if input.permute(order).is_contiguous() else None
+
+
+def _back(order: list[int]) -> list[int]:
+    """Return the inverse of a permutation."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -153,7 +175,10 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         if inplace:
             reason = Unserved("inplace", "False", "True")
             return call_pytorch("relu", reason, theirs.relu, input, True)
-        return _relu(input) if records(input) else torch.relu(input)
+        if not records(input):
+            return torch.relu(input)
+        order = _order(input)
+        return _relu(input) if order is None else _relu(input.permute(order)).permute(_back(order))
     except (AttributeError, TypeError) as error:
         raise_if_from_handler(error)
         refuse_others("relu", input=input)
@@ -220,7 +245,10 @@ def dropout(
     except TypeError:
         is_drawn = is_share = False
     if is_drawn:
-        return _drop(input, bias, residual, float(p))
+        order = _order(input) if bias is residual is None else None
+        if order is None:
+            return _drop(input, bias, residual, float(p))
+        return _drop(input.permute(order), None, None, float(p)).permute(_back(order))
     if not is_share:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)

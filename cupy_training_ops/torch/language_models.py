@@ -120,17 +120,26 @@ _GATES = {
 def _norm_forward(cls: Any, own: Any) -> _Forward:
     """Return the forward pass of a subclass of `cls`, an RMS norm of transformers.
 
-    Its result has the weight's dtype, as that of `nn`'s norms, also where a compiler fuses the pass
-    of cls. In an exported program it is that of cls.
+    Its result has the dtype that the pass of cls gives it: some promote x and weight, others cast
+    to the type of x.
     """
+    kinds: dict[Any, torch.dtype] = {}
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        weight, eps = self.weight, self.variance_epsilon
-        if cls.forward is not own or nn.is_exported(hidden_states):
+        if cls.forward is not own or nn.is_compiling() or nn.is_exported(hidden_states):
             return cls.forward(self, hidden_states)
-        if nn.is_compiling():  # the compiler fuses the class's own pass; only the dtype is ours
-            return cls.forward(self, hidden_states).to(nn.type_of_norm(hidden_states, weight))
-        return functional.rms_norm(hidden_states, weight.shape, weight, eps)
+        weight, kind = self.weight, hidden_states.dtype
+        if weight.dtype != kind:
+            types = kind, weight.dtype
+            if types not in kinds:
+                with torch.no_grad():
+                    no_rows = hidden_states.new_empty(0, *weight.shape)
+                    kinds[types] = cls.forward(self, no_rows).dtype
+            kind = kinds[types]
+            weight = nn.widened(weight, kind)
+        return functional.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon).to(
+            kind
+        )
 
     return forward
 

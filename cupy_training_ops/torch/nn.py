@@ -67,9 +67,11 @@ class LayerNorm(Replacement, nn.LayerNorm):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         if is_exported(input):
             return super().forward(input)
+        kind = type_of_norm(input, self.weight)
         if is_compiling():
-            return super().forward(input).to(type_of_norm(input, self.weight))
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            return super().forward(input).to(kind)
+        weight, bias = widened(self.weight, kind), widened(self.bias, kind)
+        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps).to(kind)
 
 
 class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
@@ -78,9 +80,11 @@ class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         if is_exported(x):
             return super().forward(x)
+        kind = type_of_norm(x, self.weight)
         if is_compiling():
-            return super().forward(x).to(type_of_norm(x, self.weight))
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+            return super().forward(x).to(kind)
+        weight = widened(self.weight, kind)
+        return functional.rms_norm(x, self.normalized_shape, weight, self.eps).to(kind)
 
 
 class GELU(Replacement, nn.GELU):  # type: ignore[misc]
@@ -410,8 +414,18 @@ def _blank(make: Callable[[Any], Any], cls: Any) -> Any:
 
 
 def type_of_norm(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Return the dtype of a norm's result."""
-    return x.dtype if weight is None else weight.dtype
+    """Return the dtype of the result of one of PyTorch's norms: that of x, but under autocast the
+    weight's, as PyTorch computes norms in float32 there."""
+    if weight is None or weight.dtype == x.dtype or x.is_meta:
+        return x.dtype
+    return weight.dtype if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+def widened(weight: Tensor | None, kind: torch.dtype) -> Tensor | None:
+    """Return a norm's weight, in `kind` if that is wider: kernels round to the weight's dtype."""
+    if weight is None or weight.dtype.itemsize >= kind.itemsize:
+        return weight
+    return weight.to(kind)
 
 
 def _in_place_option(module: Any) -> tuple[str, str, str] | None:

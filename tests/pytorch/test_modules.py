@@ -339,6 +339,66 @@ def test_a_converted_model_under_autocast() -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), atol=3e-2, rtol=3e-2)
 
 
+def test_layouts_stay_as_pytorchs(leaf) -> None:
+    """What is transposed back is in order again, and networks with their channels last stay so."""
+    row = leaf(2, 6, 8, dtype=torch.float32).detach().requires_grad_()
+    images = leaf(2, 3, 4, 5, dtype=torch.float32).detach()
+    given = {
+        "transposed": row.transpose(1, 2),
+        "last": images.to(memory_format=torch.channels_last).requires_grad_(),
+        "gaps": images[..., ::2].transpose(1, 2).requires_grad_(),
+        "in order": images.clone().requires_grad_(),
+    }
+    for way, x in given.items():
+        for name, module in (("GELU", nn.GELU()), ("Dropout", nn.Dropout()), ("ReLU", nn.ReLU())):
+            plain = getattr(theirs, name)()
+            y, expected = module(x), plain(x)
+            if way != "gaps":
+                assert y.stride() == expected.stride(), (name, way)
+            if name == "Dropout":
+                (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+                torch.testing.assert_close(y, x * dx)  # where x is 0, both are
+                assert set(dx.unique().tolist()) <= {0.0, 2.0}
+                continue
+            torch.testing.assert_close(y, expected)
+            dy = torch.rand_like(y)
+            found, wanted = (torch.autograd.grad(each, x, dy)[0] for each in (y, expected))
+            torch.testing.assert_close(found, wanted)
+    assert nn.GELU()(given["transposed"]).transpose(1, 2).view(12, 8).shape == (12, 8)
+
+
+NORMS = [  # of types that PyTorch takes together on a CPU: names, types of input and weight
+    ("LayerNorm", torch.bfloat16, torch.float32),
+    ("RMSNorm", torch.bfloat16, torch.float32),
+    ("RMSNorm", torch.float32, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(("name", "kind", "kind_of_weight"), NORMS)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_norm_of_two_types_has_its_inputs(leaf, name, kind, kind_of_weight, compiles) -> None:
+    """As norms of float32 in a model of 16 bits, whose next layer takes these alone."""
+    plain = getattr(theirs, name)(16, dtype=kind_of_weight)
+    converted = copy.deepcopy(plain)
+    convert(converted)
+    x = leaf(8, 16, dtype=kind)
+    found = (torch.compile(converted, backend="aot_eager") if compiles else converted)(x)
+    assert found.dtype == plain(x).dtype == kind
+    bound = {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(found, plain(x), **bound)
+    dy = torch.rand_like(x)
+    gradients = (
+        torch.autograd.grad(y, (x, norm.weight), dy)
+        for y, norm in ((found, converted), (plain(x), plain))
+    )
+    for a, b in zip(*gradients, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert converted(x).dtype == kind_of_weight  # as PyTorch's on a GPU, if that is float32
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_converted_model_is_compiled_and_exported(labels) -> None:
     converted, indices = model(), labels(9, 7)
