@@ -135,6 +135,8 @@ def convert(
             conversion.left_classes[type(module).__name__] = "named in skip"
             continue
         replacement: Any = next(filter(None, (rule.find(module) for rule in rules)), None)
+        if replacement is not None and "forward" in vars(module):
+            replacement = "another forward pass was put into the module"
         if isinstance(replacement, str):
             LOG.info("fallback: convert: %s stays PyTorch's: %s", name or "the model", replacement)
             conversion.left[name] = replacement

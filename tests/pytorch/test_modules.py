@@ -244,6 +244,19 @@ def test_a_class_with_another_forward_pass_is_left(monkeypatch, leaf, way) -> No
     torch.testing.assert_close(left(x), expected)
 
 
+def test_a_module_with_a_forward_pass_of_its_own_is_left(leaf) -> None:
+    """As libraries put hooks into modules."""
+    x = leaf(3, 8)
+    left = theirs.Sequential(theirs.LayerNorm(8), theirs.GELU()).double()
+    own = left[0].forward
+    left[0].forward = lambda input: 2 * own(input)
+    expected = left(x)
+    result = convert(left)
+    assert result.left == {"0": "another forward pass was put into the module"}
+    assert result.swapped == {"1": "GELU"}
+    torch.testing.assert_close(left(x), expected)
+
+
 def test_a_loss_against_probabilities_is_pytorchs(leaf) -> None:
     """As of mixed images: who converts a model does not know its labels."""
     scores, target = leaf(4, 6), leaf(4, 6, gradients=False).softmax(1)
