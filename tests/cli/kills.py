@@ -46,11 +46,11 @@ def killed(child: int, number: int, after: float) -> bool:
 
 def wrong(number: int, out: Path, before: bytes | None, whole: bytes) -> list[str]:
     """What a signal left that it should not have; makes the folder empty."""
-    found = {path.name: path.read_bytes() for path in out.parent.iterdir()}
+    actual = {path.name: path.read_bytes() for path in out.parent.iterdir()}
     for path in out.parent.iterdir():
         path.unlink()
-    content, name = found.pop(out.name, None), signal.Signals(number).name
-    left = [] if number == signal.SIGKILL else [f"{name} left {other}" for other in found]
+    content, name = actual.pop(out.name, None), signal.Signals(number).name
+    left = [] if number == signal.SIGKILL else [f"{name} left {other}" for other in actual]
     return left if content in (before, whole) else [*left, f"{name} left half of OUT"]
 
 

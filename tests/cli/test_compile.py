@@ -51,19 +51,19 @@ def call(*arguments):
 
 @pytest.mark.parametrize("name", ["GistPack1Encoder", "GistPack8Decoder"])
 def test_every_type_is_launched_with_its_slot(name):
-    found = [launch for s in all_samples()[name] for launch in launches(s, IdleBackend(HOPPER))]
+    actual = [launch for s in all_samples()[name] for launch in launches(s, IdleBackend(HOPPER))]
     expected = {element_type(c["T"]).c_type for c in combinations(get_op(name).types)}
-    assert {launch.slots["T"] for launch in found} == expected
+    assert {launch.slots["T"] for launch in actual} == expected
 
 
 def assert_modules_hold_every_kernel(families):
     samples = [s for family in families for name in FAMILIES[family] for s in all_samples()[name]]
-    found = modules(samples, HOPPER)
-    sources = {module.source.name for module in found}
+    actual = modules(samples, HOPPER)
+    sources = {module.source.name for module in actual}
     for family in sources:
-        symbols = {s for m in found if m.source.name == family for s in m.symbols}
+        symbols = {s for m in actual if m.source.name == family for s in m.symbols}
         assert symbols == set(load(family).kernels) - NEVER_SAMPLED.keys()
-    assert len({(m.source.name, *sorted(m.slots.items())) for m in found}) == len(found)
+    assert len({(m.source.name, *sorted(m.slots.items())) for m in actual}) == len(actual)
     return sources
 
 
@@ -146,13 +146,13 @@ def test_the_longest_source_is_compiled_first():
 
 def session_of(process) -> list[str]:
     """The processes in the session that a process leads; a zombie there is its child."""
-    found = []
+    actual = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             _state, _parent, _group, session, *_ = path.read_text().rpartition(")")[2].split()
             if int(session) == process.pid:
-                found.append(path.parent.name)
-    return found
+                actual.append(path.parent.name)
+    return actual
 
 
 @pytest.mark.usefixtures("_nvrtc")

@@ -68,18 +68,18 @@ def test_an_object_is_what_the_page_says(command, files, monkeypatch) -> None:
         "verify": ["--op", "ReluGrad"],
         "ops": [],
     }[command]
-    found = objects(command, *arguments)
-    for one in found:
+    actual = objects(command, *arguments)
+    for one in actual:
         assert sorted(one) == sorted(expected(one, command)), one["type"]
         assert one["schema"] == SCHEMA
         assert one["machine"]
-    (run,) = [one for one in found if one["type"] == "run"]
-    assert found[0] is run
+    (run,) = [one for one in actual if one["type"] == "run"]
+    assert actual[0] is run
     assert run["command"] == command
     assert run["versions"]["cupy-training-ops"] == __version__
     assert run["versions"]["numpy"] == np.__version__
     named = re.findall(rf"^`(\w+)`,[^|]*\(`{command}`\)", PAGE, re.M)
-    assert {one["type"] for one in found} == {"run", *named}
+    assert {one["type"] for one in actual} == {"run", *named}
 
 
 def test_a_line_comes_as_soon_as_it_is_known(files, monkeypatch) -> None:
@@ -102,12 +102,14 @@ def test_a_line_comes_as_soon_as_it_is_known(files, monkeypatch) -> None:
 
 
 def test_a_failed_check_is_one_in_json_too(files) -> None:
-    found = objects("roundtrip", files["arrays"], "--provider", "cpu", "--min-snr", "1000")
-    trials = {one["codec"]: one["verdict"] for one in found if one["type"] == "trial"}
+    actual = objects("roundtrip", files["arrays"], "--provider", "cpu", "--min-snr", "1000")
+    trials = {one["codec"]: one["verdict"] for one in actual if one["type"] == "trial"}
     inexact = {"int8", "int8_signed"}  # their scale for ones is 1 / 127, rounded to bfloat16
     assert {trials[codec] for codec in inexact} == {"MISSED"}
     assert {trials[codec] for codec in trials.keys() - inexact} == {"ok"}  # ones are exact
     np.save(files["arrays"] + ".npy", np.full(9, 0.1))
-    found = objects("roundtrip", files["arrays"] + ".npy", "--provider", "cpu", "--min-snr", "1000")
-    verdicts = {one["codec"]: one["verdict"] for one in found if one["type"] == "trial"}
+    actual = objects(
+        "roundtrip", files["arrays"] + ".npy", "--provider", "cpu", "--min-snr", "1000"
+    )
+    verdicts = {one["codec"]: one["verdict"] for one in actual if one["type"] == "trial"}
     assert (verdicts["pack8"], verdicts["pack1"]) == ("MISSED", "ok")

@@ -196,9 +196,9 @@ def test_children_that_hold_the_pipes_are_not_waited_for(tmp_path) -> None:
     result = call(tmp_path, code, options=("--ranks", "3"))
     assert time.monotonic() - since < 10
     assert result.exit_code == 0
-    found = dict(line.split() for line in result.stdout.splitlines())
-    os.kill(int(found.pop("[0]")), signal.SIGKILL)
-    assert_gone(list(map(int, found.values())))
+    actual = dict(line.split() for line in result.stdout.splitlines())
+    os.kill(int(actual.pop("[0]")), signal.SIGKILL)
+    assert_gone(list(map(int, actual.values())))
 
 
 def test_a_process_that_a_rank_started_is_no_rank(tmp_path) -> None:

@@ -89,10 +89,10 @@ def test_every_graph_trains_on_made_data(name) -> None:
     options = ("--steps", 12, "--lr", 0.02, "--provider", "cpu")
     result = call(DATA / name, *options)
     assert result.exit_code == 0, result.output
-    found = losses(result.stdout)
-    assert list(found) == [1, 2, 4, 6, 8, 10, 12]
-    assert found[12] < found[1]
-    assert losses(call(DATA / name, *options).stdout) == found
+    actual = losses(result.stdout)
+    assert list(actual) == [1, 2, 4, 6, 8, 10, 12]
+    assert actual[12] < actual[1]
+    assert losses(call(DATA / name, *options).stdout) == actual
 
 
 def test_given_examples_are_taken_in_their_order(tmp_path) -> None:
@@ -191,8 +191,8 @@ def test_artifacts_are_made_and_train(model, tmp_path) -> None:
     listed = call(folder)
     assert listed.exit_code == 0, listed.output
     assert "ReluGrad" in listed.output
-    found = losses(call(folder, "--steps", 12, "--lr", 0.02, "--provider", "cpu").stdout)
-    assert found[12] < found[1]
+    actual = losses(call(folder, "--steps", 12, "--lr", 0.02, "--provider", "cpu").stdout)
+    assert actual[12] < actual[1]
 
 
 def test_options_of_made_artifacts(model, tmp_path) -> None:
@@ -247,9 +247,9 @@ def test_a_gpu_trains_as_the_cpu_does(name: str, graph: tuple[str, ...]) -> None
     options = ("--steps", 12, "--lr", 0.02, "--provider")
     result = call(DATA / name, *options, "cuda", *graph)
     assert result.exit_code == 0, result.output
-    found, expected = losses(result.stdout), losses(call(DATA / name, *options, "cpu").stdout)
-    assert list(found) == list(expected)
-    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-3)
+    actual, expected = losses(result.stdout), losses(call(DATA / name, *options, "cpu").stdout)
+    assert list(actual) == list(expected)
+    np.testing.assert_allclose(list(actual.values()), list(expected.values()), rtol=1e-3)
 
 
 def test_the_cpu_has_no_graphs_to_replay() -> None:

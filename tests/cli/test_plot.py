@@ -47,8 +47,8 @@ def test_points_are_rate_and_distortion(monkeypatch) -> None:
     expected: dict[str, list] = {}
     for trial in trials:
         if trial["codec"] not in ("binarize", "pack1"):
-            found = trial["snr_db"] or (-math.inf if trial["lost"] else math.inf)
-            expected.setdefault(trial["codec"], []).append((trial["bits_per_value"], found))
+            actual = trial["snr_db"] or (-math.inf if trial["lost"] else math.inf)
+            expected.setdefault(trial["codec"], []).append((trial["bits_per_value"], actual))
     ((points, quality),) = drawn
     assert points == expected
     assert {-math.inf, math.inf} < {snr for of_codec in points.values() for _, snr in of_codec}

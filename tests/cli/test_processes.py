@@ -38,8 +38,8 @@ def test_every_item_has_its_outcome(request, count) -> None:
     attempts = request.getfixturevalue(count)
     items = ["good", "bad", "better", "bad", "best"]
     for _ in range(2):
-        found = sorted(attempts(WRONG, items), key=lambda outcome: items.index(outcome[0]))
-        assert sorted(found) == sorted((item, WRONG(item)) for item in items)
+        actual = sorted(attempts(WRONG, items), key=lambda outcome: items.index(outcome[0]))
+        assert sorted(actual) == sorted((item, WRONG(item)) for item in items)
 
 
 def test_items_are_begun_in_order(two) -> None:

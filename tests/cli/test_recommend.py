@@ -34,8 +34,8 @@ def made(name: str, ratio: float, snr: float | None, **fidelity) -> Made:
     """Of this SNR; None is a codec that keeps signs."""
     none = measure("pack1", np.ones(1), np.ones(1))
     error = None if snr is None else 0.0 if snr == math.inf else 1e-3
-    found = dataclasses.replace(none, max_abs_error=error, snr_db=snr, **fidelity)
-    return Made(name, ratio, found)
+    actual = dataclasses.replace(none, max_abs_error=error, snr_db=snr, **fidelity)
+    return Made(name, ratio, actual)
 
 
 SIGN, SMALL, MIDDLE, LARGE, SAME = (
@@ -62,9 +62,9 @@ SIGN, SMALL, MIDDLE, LARGE, SAME = (
 )
 def test_the_smallest_that_is_good_enough(measured, asked, chosen, reason) -> None:
     for order in (measured, measured[::-1]):
-        found = recommend(order, Quality(min_snr=asked))
-        assert found.codec == chosen
-        assert reason in found.reason
+        actual = recommend(order, Quality(min_snr=asked))
+        assert actual.codec == chosen
+        assert reason in actual.reason
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_the_smallest_that_is_good_enough(measured, asked, chosen, reason) -> No
     ],
 )
 def test_what_is_asked_for_is_met_or_missed(x, y, quality, missed) -> None:
-    found = quality.shortfall(measure("pack16", np.array(x, float), np.array(y, float)))
-    assert found == missed if missed is None else missed in found
+    actual = quality.shortfall(measure("pack16", np.array(x, float), np.array(y, float)))
+    assert actual == missed if missed is None else missed in actual
 
 
 def test_a_sign_takes_no_part() -> None:
@@ -110,13 +110,13 @@ def test_the_recommendations_are_what_the_figures_say(asked) -> None:
     advice = {line["array"]: line for line in lines if line["type"] == "recommendation"}
     assert list(advice) == list(dict.fromkeys(trial["array"] for trial in trials))
     after = 0
-    for array, found in advice.items():
+    for array, actual in advice.items():
         of_array = [t for t in trials if t["array"] == array]
         values = [t for t in of_array if t["codec"] not in SIGNS and t["ratio"] > 1]
         good = [t for t in values if t["snr_db"] is None or t["snr_db"] >= enough]
         best = max(good, key=lambda t: (t["ratio"], t["snr_db"] or math.inf))
-        assert found["codec"] == best["codec"]
-        assert f"ratio {best['ratio']:.1f}, " in found["reason"]
+        assert actual["codec"] == best["codec"]
+        assert f"ratio {best['ratio']:.1f}, " in actual["reason"]
         for rival in [t for t in values if t["ratio"] >= best["ratio"] and t is not best][:2]:
             assert rival not in good or (rival["snr_db"] or math.inf) <= best["snr_db"]
         after += best["nbytes_after"]

@@ -39,8 +39,8 @@ def rows(*arguments):
 
 def objects(result, kind):
     """Those of a type among the lines of --json."""
-    found = map(json.loads, result.stdout.splitlines())
-    return [one for one in found if one["type"] == kind]
+    actual = map(json.loads, result.stdout.splitlines())
+    return [one for one in actual if one["type"] == kind]
 
 
 def saved(path, array):
@@ -98,9 +98,9 @@ def test_padding_counts_in_bits_per_value(rng, tmp_path):
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_made_data_passes(distribution, dtype, seed):
     made = ("--distribution", distribution, "--dtype", dtype, "--shape", "7,33", "--seed", seed)
-    found = rows(*made, "--keep-nonfinite")
-    assert [row["codec"] for row in found] == list(OF_FLOATS)
-    assert {(row["dtype"], tuple(row["shape"])) for row in found} == {(dtype, (7, 33))}
+    actual = rows(*made, "--keep-nonfinite")
+    assert [row["codec"] for row in actual] == list(OF_FLOATS)
+    assert {(row["dtype"], tuple(row["shape"])) for row in actual} == {(dtype, (7, 33))}
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
@@ -153,8 +153,8 @@ def test_any_layout_and_byte_order_is_read(rng, tmp_path):
 def test_raw_two_byte_arrays_are_read_as_bfloat16(raw, rng, tmp_path):
     x = rng.standard_normal(40).astype(BFLOAT16)
     path = saved(tmp_path / "x.npy", x if raw == "bfloat16" else x.view(raw))
-    found = rows(path, "--dtype", "bfloat16", "--codec", "pack8")
-    assert (found[0]["dtype"], found[0]["nbytes_before"]) == ("bfloat16", 80)
+    actual = rows(path, "--dtype", "bfloat16", "--codec", "pack8")
+    assert (actual[0]["dtype"], actual[0]["nbytes_before"]) == ("bfloat16", 80)
     assert_refused_with_skip(call(path))
 
 
@@ -170,8 +170,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
     for file in files:
         file.parent.mkdir()
         saved(file, np.ones(3))
-    found = rows(*files, "--codec", "pack1")
-    assert [row["array"] for row in found] == [f"{file}:x" for file in files]
+    actual = rows(*files, "--codec", "pack1")
+    assert [row["array"] for row in actual] == [f"{file}:x" for file in files]
 
 
 def test_json_has_null_where_the_table_has_no_finite_number(tmp_path):

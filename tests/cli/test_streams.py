@@ -276,9 +276,9 @@ def test_bfloat16_in_numpys_files_is_said_and_comes_back(rng, tmp_path, monkeypa
     for out in ("y.npy", "y.npz"):
         result = call("decode", "x.packed", out)
         assert "bfloat16 is written as raw two-byte elements ('<V2')" in result.stderr
-        found = np.load(out) if out == "y.npy" else members(out)["x"]
-        assert found.dtype == "V2"
-        values = found.view(ml_dtypes.bfloat16)
+        actual = np.load(out) if out == "y.npy" else members(out)["x"]
+        assert actual.dtype == "V2"
+        values = actual.view(ml_dtypes.bfloat16)
         assert values.tobytes() == compress(x, "pack16").decompress().tobytes()
         back = call("encode", out, "-", "--codec", "pack16", "--dtype", "bfloat16")
         assert Packed.load(io.BytesIO(back.stdout_bytes)).dtype == "bfloat16"

@@ -74,11 +74,11 @@ def test_a_file_comes_back_with_names_types_and_metadata(rng, container) -> None
     assert back.metadata == TEXTS
     assert list(back.tensors) == list(read("model.safetensors").tensors)  # in their order
     for name, array in given.items():
-        found = back.tensors[name].map()
-        assert (found.dtype, found.shape) == (array.dtype, array.shape), name
+        actual = back.tensors[name].map()
+        assert (actual.dtype, actual.shape) == (array.dtype, array.shape), name
         coded = name in ("layer.0/weight", "half", "brain")
         expected = compress(array, "int8").decompress() if coded else array
-        assert found.tobytes() == expected.tobytes(), name
+        assert actual.tobytes() == expected.tobytes(), name
 
 
 def test_the_library_reads_what_is_written_and_the_other_way_around(rng) -> None:

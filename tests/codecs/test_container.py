@@ -177,8 +177,8 @@ def test_no_memory_is_taken_for_what_a_header_promises(monkeypatch, shape, kind)
     lying += whole[128:]
     stream = io.BytesIO(lying) if kind == "npy" else archive(x=lying)
     monkeypatch.setattr(numpy_file.npy, "read_array", lambda *_, **__: pytest.fail("read"))
-    found = numpy_file.stored_arrays(stream, "x")
-    stored = found if kind == "npy" else found["x"]
+    actual = numpy_file.stored_arrays(stream, "x")
+    stored = actual if kind == "npy" else actual["x"]
     with pytest.raises(ArgumentError, match="24 are there"):
         stored.header()
     with pytest.raises(ArgumentError, match="24 are there"):
@@ -187,9 +187,9 @@ def test_no_memory_is_taken_for_what_a_header_promises(monkeypatch, shape, kind)
 
 def test_an_array_that_says_less_than_its_member_holds_is_refused() -> None:
     """Its checksum is compared at the end of the member only."""
-    found = numpy_file.stored_arrays(archive(x=npy(np.arange(3)) + bytes(8)), "x")
+    actual = numpy_file.stored_arrays(archive(x=npy(np.arange(3)) + bytes(8)), "x")
     with pytest.raises(ArgumentError, match="goes on after its elements"):
-        found["x"].read()
+        actual["x"].read()
 
 
 def test_objects_are_refused_in_words_of_our_own() -> None:
@@ -246,9 +246,9 @@ def test_a_plain_file_is_mapped_and_all_else_read(x, tmp_path):
                 numpy_file.stored_arrays(archive, "x")["x"].map(),
                 numpy_file.stored_arrays(memory, "x").map(),
             ]
-        assert [isinstance(found, np.memmap) for found in files] == [x.size > 0, False, False]
-        for found in files:
-            np.testing.assert_array_equal(found, array, strict=True)
+        assert [isinstance(actual, np.memmap) for actual in files] == [x.size > 0, False, False]
+        for actual in files:
+            np.testing.assert_array_equal(actual, array, strict=True)
 
 
 def test_a_file_that_lacks_elements_is_not_mapped(tmp_path):

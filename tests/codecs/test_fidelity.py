@@ -229,5 +229,5 @@ def test_the_first_violation_is_counted_from_the_start_of_all_parts():
     measurement = Measurement("pack16")
     for decoded in (np.ones(8), np.array([1, 1, 5.0])):
         measurement.add(np.ones(decoded.size), decoded)
-    found = measurement.fidelity()
-    assert (found.violations, found.first_violation, found.max_abs_error) == (1, 10, 4)
+    actual = measurement.fidelity()
+    assert (actual.violations, actual.first_violation, actual.max_abs_error) == (1, 10, 4)

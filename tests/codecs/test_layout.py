@@ -81,13 +81,13 @@ def read_sparse(code: bytes, n: int, itemsize: int, values) -> list[float]:
     tiles = -(-n // tile)
     mask = code[16 + -(-8 * tiles // 16) * 16 :]
     is_set = [mask[i // 8] >> i % 8 & 1 for i in range(n)]
-    found = []
+    actual = []
     for t in range(tiles):
         (start,) = struct.unpack_from("<Q", code, 16 + 8 * t)
         bits = is_set[t * tile : (t + 1) * tile]
         packed = iter(values(code[start:], sum(bits)))
-        found += [next(packed) if bit else 0.0 for bit in bits]
-    return found
+        actual += [next(packed) if bit else 0.0 for bit in bits]
+    return actual
 
 
 def read(codec: str, code: bytes, n: int, itemsize: int) -> list[float]:
@@ -115,8 +115,8 @@ def read_file(path) -> np.ndarray:
         header, code = json.loads(members["header"].item()), members["code"].tobytes()
     assert header["format"] == "cupy-training-ops packed array"
     n = math.prod(header["shape"])
-    found = read(header["codec"], code, n, SIZES[header["dtype"]])
-    return np.array(found).reshape(header["shape"])
+    actual = read(header["codec"], code, n, SIZES[header["dtype"]])
+    return np.array(actual).reshape(header["shape"])
 
 
 @pytest.mark.parametrize("codec", FLOAT_CODECS)
@@ -128,8 +128,8 @@ def test_files_are_what_the_page_says(codec, rng, tmp_path):
         packed.save(tmp_path / "x.npz")
         expected = packed.decompress()
         with np.errstate(over="ignore"):
-            found = read_file(tmp_path / "x.npz").astype(dtype)
-        assert found.tobytes() == expected.tobytes()
+            actual = read_file(tmp_path / "x.npz").astype(dtype)
+        assert actual.tobytes() == expected.tobytes()
 
 
 def test_indices_are_what_the_page_says(rng):

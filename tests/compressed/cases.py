@@ -19,14 +19,14 @@ def gradients(inputs, loss, policy=pack16):
     kept = cto.torch.compressed_activations(policy)
     with kept:
         total = loss(*inputs).sum()
-    found = torch.autograd.grad(total, inputs)
-    return found, kept.report()
+    actual = torch.autograd.grad(total, inputs)
+    return actual, kept.report()
 
 
-def assert_equal(found, expected) -> None:
+def assert_equal(actual, expected) -> None:
     import torch
 
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -34,6 +34,6 @@ def assert_as_without(inputs, loss, policy="lossless"):
     """Bit for bit; the report."""
     import torch
 
-    found, report = gradients(inputs, loss, policy)
-    assert_equal(found, torch.autograd.grad(loss(*inputs).sum(), inputs))
+    actual, report = gradients(inputs, loss, policy)
+    assert_equal(actual, torch.autograd.grad(loss(*inputs).sum(), inputs))
     return report

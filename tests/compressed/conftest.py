@@ -30,12 +30,12 @@ def moves(monkeypatch):
     """How often codes were made and read."""
     from cupy_training_ops.torch import saved
 
-    found = Counter()
+    actual = Counter()
     original = saved.coding
 
     def counted(name, move):
         def call(*given):
-            found[name] += 1
+            actual[name] += 1
             move(*given)
 
         return call
@@ -47,4 +47,4 @@ def moves(monkeypatch):
 
     monkeypatch.setattr(saved, "coding", coding)
     monkeypatch.setattr(saved, "_forms", weakref.WeakKeyDictionary())
-    return found
+    return actual

@@ -60,8 +60,8 @@ def errors(coded, plain):
 def test_named_policies_keep_a_blocks_input(policy, reentrant) -> None:
     """A block that is run again has signs, softmax or whatever is in it: nobody answers for it."""
     context = cto.torch.compressed_activations(policy)
-    found = step(context, reentrant)
-    assert_equal(found, step(contextlib.nullcontext(), reentrant))
+    actual = step(context, reentrant)
+    assert_equal(actual, step(contextlib.nullcontext(), reentrant))
     report = context.report()
     assert report["untouched"]["checkpoint"] == BLOCKS * NBYTES
     assert report["tensors"] == 0

@@ -49,9 +49,9 @@ def test_default_and_small_are_near(tensor) -> None:
 
     expected = torch.autograd.grad(loss(x, w).sum(), (x, w))
     for policy, bounds in (("default", (0, 0.015)), ("small", (0.01, 0.02))):
-        found, report = gradients([x, w], loss, policy)
+        actual, report = gradients([x, w], loss, policy)
         assert report["before"] >= 4 * report["after"]
-        for one, other, bound in zip(found, expected, bounds, strict=True):
+        for one, other, bound in zip(actual, expected, bounds, strict=True):
             assert (one - other).norm() <= bound * other.norm()
 
 
@@ -104,8 +104,8 @@ def test_a_change_after_saving_leaves_the_gradient_of_what_was_saved(tensor) -> 
         y.add_(1)
         second = (y * y).sum()  # saved anew
     assert torch.equal(torch.autograd.grad(total, x, retain_graph=True)[0], 8 * x)
-    found = torch.autograd.grad(second, x)[0]
-    assert torch.allclose(found, 4 * (2 * x + 1), rtol=2e-3, atol=2e-3)
+    actual = torch.autograd.grad(second, x)[0]
+    assert torch.allclose(actual, 4 * (2 * x + 1), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("shape", [(N,), (8,)], ids=["leaf", "small"])
@@ -269,8 +269,8 @@ def test_importing_the_package_does_not_import_torch() -> None:
     code = (
         "import sys, cupy_training_ops as cto; cto.ActivationStash; print('torch' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert found.stdout.strip() == b"False"
+    actual = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert actual.stdout.strip() == b"False"
 
 
 def test_the_report_names_what_was_kept(tensor) -> None:

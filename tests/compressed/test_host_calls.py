@@ -42,11 +42,11 @@ def calls(monkeypatch):
     monkeypatch.setattr(activations, "empty_numbers", lambda *_: Good())
 
     def counted(forward):
-        found = Counter()
+        actual = Counter()
 
         def note(frame, event, _):
             if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-                found[frame.f_code.co_qualname] += 1
+                actual[frame.f_code.co_qualname] += 1
 
         kept = cto.torch.compressed_activations()
         for _ in range(3):  # kinds are known then
@@ -63,7 +63,7 @@ def calls(monkeypatch):
             sys.setprofile(None)
             kept.__exit__(None, None, None)
         report = kept.report()
-        return sum(found.values()), report["tensors"] - tensors, found
+        return sum(actual.values()), report["tensors"] - tensors, actual
 
     return counted
 
@@ -80,9 +80,9 @@ def test_calls_of_a_step(calls) -> None:
             y = torch.relu(layer(y))
         return y.sum()
 
-    n, tensors, found = calls(forward)
+    n, tensors, actual = calls(forward)
     assert tensors == N_LAYERS
-    assert n <= 57 * N_LAYERS, found.most_common()
+    assert n <= 57 * N_LAYERS, actual.most_common()
 
 
 @pytest.mark.filterwarnings("ignore:.* bytes were compressed")
@@ -97,6 +97,6 @@ def test_calls_for_what_passes(calls) -> None:
             y = y * weight
         return y.sum()
 
-    n, tensors, found = calls(forward)
+    n, tensors, actual = calls(forward)
     assert tensors == 0
-    assert n <= 150, found.most_common()
+    assert n <= 150, actual.most_common()

@@ -70,8 +70,8 @@ def guarded(monkeypatch):
 
 def scratch_of(given) -> set[int]:
     """Addresses that are none of the arrays'."""
-    found = {int(each) for each in given[:-1] if type(each).__name__ == "uint64"}
-    return found - {4096, 8192, 12288, 0}
+    actual = {int(each) for each in given[:-1] if type(each).__name__ == "uint64"}
+    return actual - {4096, 8192, 12288, 0}
 
 
 def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:

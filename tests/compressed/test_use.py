@@ -91,20 +91,20 @@ def test_autocast_and_checkpointing(tensor) -> None:
 def test_threads_share_one_object(tensor) -> None:
     kept = cto.torch.compressed_activations("lossless")
     inputs = [tensor() for _ in range(4)]
-    found = [None] * 4
+    actual = [None] * 4
 
     def work(i):
         for _ in range(20):
             with kept:
                 total = (torch.relu(inputs[i] * 1) ** 2).exp().sum()
-            found[i] = torch.autograd.grad(total, inputs[i])[0]
+            actual[i] = torch.autograd.grad(total, inputs[i])[0]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for x, slope in zip(inputs, found, strict=True):
+    for x, slope in zip(inputs, actual, strict=True):
         expected = torch.autograd.grad((torch.relu(x * 1) ** 2).exp().sum(), x)[0]
         assert torch.equal(slope, expected)
     assert kept.report()["held"] == 0
@@ -171,8 +171,8 @@ def test_longer_codes_in_place_of_sparse_ones_are_all_that_counts(
     assert report["names"] == {"ReluBackward0 pack16": row}
     assert (report["held"], report["after"]) == (nbytes // 2, nbytes // 2)
     assert len(waits) == is_late
-    (found,) = torch.autograd.grad(total, w)
-    assert torch.equal(found, torch.autograd.grad((torch.relu(x) @ w).sum(), w)[0])
+    (actual,) = torch.autograd.grad(total, w)
+    assert torch.equal(actual, torch.autograd.grad((torch.relu(x) @ w).sum(), w)[0])
 
 
 def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:

@@ -42,9 +42,9 @@ def test_a_batch_norm_does_not_see_means_of_features(tensor, weight, way) -> Non
 
     inputs = tensor(), weight
     (_, plain) = torch.autograd.grad((function(*inputs, True) ** 3).sum(), inputs)
-    (_, found), report = run("default", lambda x, w: function(x, w, True) ** 3, *inputs)
+    (_, actual), report = run("default", lambda x, w: function(x, w, True) ** 3, *inputs)
     assert report["failed"]["matmul features"] == 1
-    assert (found - plain).norm() <= 1e-4 * plain.norm()
+    assert (actual - plain).norm() <= 1e-4 * plain.norm()
     assert run("default", lambda x, w: function(x, w, False), *inputs)[1]["failed"] == {}
 
 
@@ -61,12 +61,12 @@ def test_a_batch_norm_is_seen_behind_another_statement(tensor, weight, way) -> N
             y = (inputs[0] + far) @ inputs[1]
         with context:
             total = (functional.batch_norm(y, None, None, training=True) ** 3).sum()
-    found = torch.autograd.grad(total, weight)[0]
+    actual = torch.autograd.grad(total, weight)[0]
     y = (inputs[0] + far) @ inputs[1]
     total = (functional.batch_norm(y, None, None, training=True) ** 3).sum()
     plain = torch.autograd.grad(total, weight)[0]
     assert context.report()["failed"]["matmul features"] == 1
-    assert (found - plain).norm() <= 1e-4 * plain.norm()
+    assert (actual - plain).norm() <= 1e-4 * plain.norm()
 
 
 def test_of_many_products_the_newest_are_remembered(tensor, weight, monkeypatch) -> None:
@@ -87,8 +87,8 @@ def test_of_many_products_the_newest_are_remembered(tensor, weight, monkeypatch)
 @pytest.mark.parametrize("scale", [1e-9, 1e6])
 def test_16_bits_have_a_range(tensor, scale) -> None:
     x = tensor()
-    (found,), report = run("default", lambda x: functional.silu(x * scale), x)
-    assert torch.equal(found, torch.autograd.grad(functional.silu(x * scale).sum(), x)[0])
+    (actual,), report = run("default", lambda x: functional.silu(x * scale), x)
+    assert torch.equal(actual, torch.autograd.grad(functional.silu(x * scale).sum(), x)[0])
     assert report["failed"] == {"silu range": 1}
 
 
@@ -96,8 +96,8 @@ def test_no_infinity_that_was_none(tensor) -> None:
     x = tensor()
     far = torch.zeros(SHAPE)
     far[3, 5] = 7e4
-    found, _ = run("default", lambda x: functional.gelu(x + far), x)
-    assert found[0].isfinite().all()
+    actual, _ = run("default", lambda x: functional.gelu(x + far), x)
+    assert actual[0].isfinite().all()
 
 
 def test_operands_are_decided_together(tensor) -> None:

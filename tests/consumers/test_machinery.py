@@ -47,9 +47,9 @@ def test_who_writes_into_a_saved_tensor_changes_no_other_gradient(tensor) -> Non
         return (y * y).sum() + Writes.apply(y).sum()
 
     expected = torch.autograd.grad((torch.relu(x) ** 2 + torch.relu(x)).sum(), x)[0]
-    (found,), report = run("lossless", function, x)
+    (actual,), report = run("lossless", function, x)
     assert report["shared"]
-    assert torch.allclose(found, expected)
+    assert torch.allclose(actual, expected)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         run("default", function, x)
 
@@ -133,7 +133,7 @@ def test_contexts_within_contexts_and_threads(tensor, weight) -> None:
     outer, inner = (cto.torch.compressed_activations() for _ in range(2))
     inputs = [tensor() for _ in range(4)]
     expected = [torch.autograd.grad(torch.relu(x).sum(), x)[0] for x in inputs]
-    found = [None] * 4
+    actual = [None] * 4
 
     def work(i):
         for _ in range(10):
@@ -141,10 +141,10 @@ def test_contexts_within_contexts_and_threads(tensor, weight) -> None:
                 first = torch.relu(inputs[i] * 1).sum()
                 with inner, outer:
                     total = first + torch.relu((inputs[i] * 1) @ weight).sum() * 0
-            found[i] = torch.autograd.grad(total, inputs[i])[0]
+            actual[i] = torch.autograd.grad(total, inputs[i])[0]
 
     results(gathered([functools.partial(work, i) for i in range(4)], 60))
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
     assert outer.report()["tensors"] == 4 * 10 * 3
     assert inner.report()["tensors"] == 0
     assert outer.report()["held"] == 0
@@ -173,8 +173,8 @@ def test_several_backwards_of_one_graph_are_the_same(tensor, weight) -> None:
 
 def test_masks_are_bits(tensor) -> None:
     x = tensor(256, 512)
-    (found,), report = run("default", lambda x: torch.where(x > 0, x * 2, x * 3), x)
-    assert torch.equal(found, torch.where(x > 0, 2.0, 3.0))
+    (actual,), report = run("default", lambda x: torch.where(x > 0, x * 2, x * 3), x)
+    assert torch.equal(actual, torch.where(x > 0, 2.0, 3.0))
     assert report["names"] == {
         "NoneType pack1": {"tensors": 1, "shared": 0, "before": 256 * 512, "after": 256 * 64}
     }
@@ -200,9 +200,9 @@ def test_a_function_may_be_told_the_consumer(tensor) -> None:
 
 def test_what_was_default_has_a_name(tensor) -> None:
     x = tensor()
-    (found,), report = run("plain_msfp15", lambda x: torch.relu(x * 1), x)
+    (actual,), report = run("plain_msfp15", lambda x: torch.relu(x * 1), x)
     assert report["names"].keys() == {"ReluBackward0 msfp15"}
-    assert not torch.equal(found, (x > 0).float())  # small results became 0
+    assert not torch.equal(actual, (x > 0).float())  # small results became 0
 
 
 def test_a_warning_says_that_little_was_compressed(tensor) -> None:

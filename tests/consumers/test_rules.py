@@ -89,8 +89,8 @@ def test_the_consumer_decides(tensor, name) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_others_are_untouched(tensor, name) -> None:
     x = tensor()
-    (found,), report = run("default", lambda x: EXACT[name](x * 1), x)
-    assert torch.equal(found, torch.autograd.grad(EXACT[name](x * 1).sum(), x)[0])
+    (actual,), report = run("default", lambda x: EXACT[name](x * 1), x)
+    assert torch.equal(actual, torch.autograd.grad(EXACT[name](x * 1).sum(), x)[0])
     assert codecs(report) == {}
     assert sum(report["untouched"].values()) == report["passed"]["exact"] > 0
 
@@ -150,8 +150,8 @@ def scripted(x):
 )
 def test_who_is_not_known_has_it_exactly(tensor, function) -> None:
     x = tensor()
-    (found,), report = run("default", function, x)
-    assert torch.equal(found, torch.autograd.grad(function(x).sum(), x)[0])
+    (actual,), report = run("default", function, x)
+    assert torch.equal(actual, torch.autograd.grad(function(x).sum(), x)[0])
     assert codecs(report) == {}
     assert report["passed"].keys() & {"unknown", "subclass", "exact"}
 
@@ -159,8 +159,8 @@ def test_who_is_not_known_has_it_exactly(tensor, function) -> None:
 def test_a_mode_below_may_call_what_it_likes(tensor) -> None:
     x = tensor()
     with Other():
-        (found,), report = run("default", lambda x: functional.gelu(x * 1), x)
-    assert torch.equal(found, x.exp())
+        (actual,), report = run("default", lambda x: functional.gelu(x * 1), x)
+    assert torch.equal(actual, x.exp())
     assert codecs(report) == {}
 
 
@@ -219,13 +219,13 @@ def test_of_two_consumers_the_stricter_rule_holds(tensor, weight, first, second)
 
 def test_after_a_stricter_consumer_all_gradients_are_exact(tensor, weight) -> None:
     inputs, function = (tensor(), weight), both(SAVERS["linear"][0], lambda y, _: y.exp().log())
-    found, _ = run(
+    actual, _ = run(
         "default", lambda x, w: both(lambda y, w: y @ w, lambda y, _: y**3)(x, w), *inputs
     )
     expected = torch.autograd.grad(
         both(lambda y, w: y @ w, lambda y, _: y**3)(*inputs).sum(), inputs
     )
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
     assert function is not None
 
 

@@ -53,15 +53,15 @@ def second_gradient(write, x, a, b):
         return first + (h @ b).sum()
 
     (plain,) = torch.autograd.grad(function(x, a, b), b)
-    (_, _, found), report = run("default", function, x, a, b)
-    return plain, found, report
+    (_, _, actual), report = run("default", function, x, a, b)
+    return plain, actual, report
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_what_is_saved_after_an_unseen_write_is_encoded_anew(tensor, weight, name) -> None:
     other = (weight.detach() * 2).requires_grad_()
-    plain, found, report = second_gradient(WRITES[name], tensor(), weight, other)
-    assert (found - plain).norm() <= 0.02 * plain.norm()
+    plain, actual, report = second_gradient(WRITES[name], tensor(), weight, other)
+    assert (actual - plain).norm() <= 0.02 * plain.norm()
     assert (report["tensors"], report["shared"]) == (2, 0)
 
 
@@ -81,8 +81,8 @@ def run_eagerly(h) -> None:
 def test_compiled_functions_may_write_unseen(tensor, weight, write) -> None:
     torch._dynamo.reset()
     other = (weight.detach() * 2).requires_grad_()
-    plain, found, report = second_gradient(write, tensor(), weight, other)
-    assert (found - plain).norm() <= 0.02 * plain.norm()
+    plain, actual, report = second_gradient(write, tensor(), weight, other)
+    assert (actual - plain).norm() <= 0.02 * plain.norm()
     assert (report["tensors"], report["shared"]) == (2, 0)
 
 
@@ -98,8 +98,8 @@ def test_what_is_saved_inside_of_a_compiled_function_is_encoded_anew(tensor, wei
 
     inputs = tensor(), weight, (weight.detach() * 2).requires_grad_()
     *_, plain = torch.autograd.grad(function(*inputs), inputs)
-    (*_, found), _ = run("plain_msfp15", function, *inputs)
-    assert (found - plain).norm() <= 0.05 * plain.norm()
+    (*_, actual), _ = run("plain_msfp15", function, *inputs)
+    assert (actual - plain).norm() <= 0.05 * plain.norm()
 
 
 @pytest.mark.parametrize("name", ["data", "numpy"])
@@ -116,8 +116,8 @@ def test_memory_that_was_lent_before_may_be_written_at_any_time(tensor, weight, 
 
     inputs = tensor(), weight, other
     (plain,) = torch.autograd.grad(function(*inputs), other)
-    (_, _, found), _ = run("default", function, *inputs)
-    assert (found - plain).norm() <= 0.02 * plain.norm()
+    (_, _, actual), _ = run("default", function, *inputs)
+    assert (actual - plain).norm() <= 0.02 * plain.norm()
 
 
 def test_what_is_read_alone_is_shared(tensor, weight) -> None:
@@ -162,8 +162,8 @@ def test_memory_that_another_call_fills_is_another_tensor(tensor, weight) -> Non
 
     inputs = tensor(), weight, other
     (plain,) = torch.autograd.grad(function(*inputs), other)
-    (_, _, found), _ = run("default", function, *inputs)
-    assert (found - plain).norm() <= 0.02 * plain.norm()
+    (_, _, actual), _ = run("default", function, *inputs)
+    assert (actual - plain).norm() <= 0.02 * plain.norm()
 
 
 class Other(TorchFunctionMode):
@@ -179,9 +179,9 @@ class Other(TorchFunctionMode):
 def test_below_another_mode_nothing_is_shared(tensor, weight, policy) -> None:
     other = (weight.detach() * 2).requires_grad_()
     with Other():
-        plain, found, report = second_gradient(torch.sum, tensor(), weight, other)
+        plain, actual, report = second_gradient(torch.sum, tensor(), weight, other)
         _, _, report = second_gradient(torch.sum, tensor(), weight, other)
-    assert torch.equal(plain, found)  # who saves it is unknown
+    assert torch.equal(plain, actual)  # who saves it is unknown
     assert report["shared"] == 0
 
     def function(x, a, b):

@@ -74,8 +74,8 @@ def test_a_late_failure_gives_the_original(tensor, weight, late) -> None:
     with kept:
         total = ((x + 100) @ weight).sum()
     assert kept.report()["failed"] == {"matmul tiles": 1}
-    (found,) = torch.autograd.grad(total, weight)
-    assert torch.equal(found, torch.autograd.grad(((x + 100) @ weight).sum(), weight)[0])
+    (actual,) = torch.autograd.grad(total, weight)
+    assert torch.equal(actual, torch.autograd.grad(((x + 100) @ weight).sum(), weight)[0])
     assert late[0].waits == 1
 
 
@@ -171,13 +171,13 @@ def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monk
 @pytest.mark.usefixtures("late")
 def test_decisions_do_not_depend_on_when_they_are_made(weight) -> None:
     """The backward pass of the newest asks while the window is open."""
-    found = []
+    actual = []
     for limit in (0, 8 * NBYTES):
         x, w = torch.ones(SHAPE).cumsum(1).requires_grad_(), weight
         with windowed(limit):
             total = (torch.relu((x * 1) @ w) @ w).sum()
-        found.append(torch.autograd.grad(total, (x, w)))
-    assert all(map(torch.equal, *found))
+        actual.append(torch.autograd.grad(total, (x, w)))
+    assert all(map(torch.equal, *actual))
 
 
 def test_under_capture_decisions_of_steps_before_hold(tensor, weight, monkeypatch) -> None:

@@ -59,8 +59,8 @@ def test_many_threads_compile_once(source) -> None:
         return kernel(backend, source, {"T": "float"}, "first", 0)
 
     with ThreadPoolExecutor(16) as pool:
-        found = set(pool.map(ask, range(16)))
-    assert len(found) == len(backend.loads) == len(backend.functions) == 1
+        actual = set(pool.map(ask, range(16)))
+    assert len(actual) == len(backend.loads) == len(backend.functions) == 1
 
 
 def test_kernels_of_one_file_share_a_module(source) -> None:
@@ -263,8 +263,8 @@ def test_threads_compile_where_nvrtc_takes_the_option(monkeypatch, takes_it) -> 
     expected = ("--split-compile=8",)
     compiler.thread_options.cache_clear()
     try:
-        found = [compiler.thread_options() for _ in range(2)]
-        assert found == [expected if takes_it else ()] * 2
+        actual = [compiler.thread_options() for _ in range(2)]
+        assert actual == [expected if takes_it else ()] * 2
         assert asked == [expected]
     finally:
         compiler.thread_options.cache_clear()
@@ -305,8 +305,8 @@ def test_of_two_header_wheels_that_of_the_compiler_is_taken(monkeypatch, tmp_pat
     }
     monkeypatch.setattr(compiler, "_wheel_roots", lambda: [str(tmp_path / "nvidia")])
     monkeypatch.setattr(compiler, "_nvrtc_major", lambda: major)
-    for found in wheels.values():  # pathfinder names either
-        monkeypatch.setattr(compiler, "_pathfinder_folder", lambda found=found: found)
+    for actual in wheels.values():  # pathfinder names either
+        monkeypatch.setattr(compiler, "_pathfinder_folder", lambda actual=actual: actual)
         assert compiler.header_folder.__wrapped__() == wheels[major]
 
 

@@ -102,9 +102,9 @@ def test_an_unknown_type_is_refused(c_type) -> None:
 def test_a_number_or_an_array_is_the_declared_struct(n, number) -> None:
     """Each field by its name, whatever their order in memory is."""
     layout = Either.of(n).dtype
-    found = either(layout, (number,) * n)
-    assert (found["array"], found["type"], found.dtype) == (0, 0, layout)
-    real, whole = np.atleast_1d(found["real"]), np.atleast_1d(found["whole"])
+    actual = either(layout, (number,) * n)
+    assert (actual["array"], actual["type"], actual.dtype) == (0, 0, layout)
+    real, whole = np.atleast_1d(actual["real"]), np.atleast_1d(actual["whole"])
     assert real.tolist() == [float(number)] * n
     assert np.signbit(real).tolist() == [bool(np.signbit(np.float64(number)))] * n
     is_whole = isinstance(number, int) or (float(number).is_integer() and abs(number) < 2**63)

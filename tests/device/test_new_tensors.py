@@ -29,12 +29,12 @@ def backend():
 def test_new_tensors_are_as_pytorchs_own(backend, shape, dtype) -> None:
     expected = torch.empty(shape, dtype=tensors._OWN[np.dtype(dtype)])
     with torch.enable_grad(), torch.device("meta"):
-        found = backend.maker(Spec(shape, np.dtype(dtype)), 0)()
+        actual = backend.maker(Spec(shape, np.dtype(dtype)), 0)()
     for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout"):
-        assert getattr(found, name) == getattr(expected, name), name
-    assert found.stride() == expected.stride()
-    assert type(found) is torch.Tensor
-    assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+        assert getattr(actual, name) == getattr(expected, name), name
+    assert actual.stride() == expected.stride()
+    assert type(actual) is torch.Tensor
+    assert actual.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
     with torch.inference_mode():
         assert backend.maker(Spec(shape, np.dtype(dtype)), 0)().is_inference()
 

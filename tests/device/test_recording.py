@@ -18,14 +18,14 @@ from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: 
 
 @pytest.fixture
 def backend():
-    with tensors_on(EmulatedTensors()) as found:
-        yield found
+    with tensors_on(EmulatedTensors()) as actual:
+        yield actual
 
 
 @pytest.fixture
 def hollow():
-    with tensors_on(HollowTensors()) as found:
-        yield found
+    with tensors_on(HollowTensors()) as actual:
+        yield actual
 
 
 @pytest.mark.usefixtures("backend")

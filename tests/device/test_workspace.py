@@ -96,8 +96,8 @@ def test_memory_is_not_shared(backend, workspaces, other) -> None:
     workspaces.depth = 1 if other == "depth" else 0
     owner = Workspaces("SomeOp") if other == "instance" else workspaces
     home = FakeBackend() if other == "backend" else backend
-    found = owner.get(home, 1 if other == "device" else 0, 64, 4)
-    assert not {id(first.plain), id(first.zeros)} & {id(found.plain), id(found.zeros)}
+    actual = owner.get(home, 1 if other == "device" else 0, 64, 4)
+    assert not {id(first.plain), id(first.zeros)} & {id(actual.plain), id(actual.zeros)}
     backend.current_stream = workspaces.depth = 0
     assert workspaces.get(backend, 0, 64, 4) is first
 
@@ -224,8 +224,8 @@ def test_poison_leaves_zeros(backend, workspaces) -> None:
 
 def described(array: np.ndarray, device: int = 0) -> ArrayInfo:
     aligned = array.ctypes.data % 16 == 0
-    found = strides(array)
-    return ArrayInfo(FakeBackend(), array.dtype, array.shape, aligned, found, device)
+    actual = strides(array)
+    return ArrayInfo(FakeBackend(), array.dtype, array.shape, aligned, actual, device)
 
 
 HOME = described(np.zeros(1))
@@ -261,11 +261,11 @@ def test_per_thread_default_streams_are_as_many_as_threads(monkeypatch) -> None:
     def keys(handle):
         stream = types.SimpleNamespace(ptr=handle)
         monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda _device: stream)
-        found = [BACKEND.stream(0)]
-        thread = threading.Thread(target=lambda: found.append(BACKEND.stream(0)))
+        actual = [BACKEND.stream(0)]
+        thread = threading.Thread(target=lambda: actual.append(BACKEND.stream(0)))
         thread.start()
         thread.join()
-        return set(found)
+        return set(actual)
 
     assert len(keys(cupy.cuda.Stream.ptds.ptr)) == 2
     assert keys(cupy.cuda.Stream.null.ptr) == {0}

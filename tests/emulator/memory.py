@@ -124,8 +124,8 @@ class Snapshot:
     def __init__(self, addresses: Iterable[int]) -> None:
         """`addresses` are those that the launch is given, with others among them."""
         extents = map(runtime().emulator_extent_at, addresses)
-        found = {(extent.begin, extent.end) for extent in extents}
-        self._contents = [(begin, ctypes.string_at(begin, end - begin)) for begin, end in found]
+        actual = {(extent.begin, extent.end) for extent in extents}
+        self._contents = [(begin, ctypes.string_at(begin, end - begin)) for begin, end in actual]
 
     def restore(self) -> None:
         """Undo what was written since."""

@@ -51,9 +51,9 @@ def _dynamic_shared(match: re.Match[str]) -> str:
 def _static_shared(match: re.Match[str]) -> str:
     """References too, for g++ checks no access to a variable where it knows that it is inside."""
     variables = list(_VARIABLE.finditer(match["variables"]))
-    owned = ", ".join(f"{found['name']}_{found['extents']}" for found in variables)
+    owned = ", ".join(f"{actual['name']}_{actual['extents']}" for actual in variables)
     references = (
-        f"auto& {found['name']} = ::emulator::opaque({found['name']}_);" for found in variables
+        f"auto& {actual['name']} = ::emulator::opaque({actual['name']}_);" for actual in variables
     )
     return f"{match['before']}{owned}; {' '.join(references)}"
 

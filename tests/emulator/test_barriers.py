@@ -101,12 +101,12 @@ def test_last_block_takes_the_ticket(load_kernels, rng, order, blocks):
 @pytest.mark.parametrize(("groups", "threads"), [(4, 32), (3, 96), (8, 64)])
 def test_groups_meet_at_barriers_of_their_own(load_kernels, rng, order, groups, threads):
     numbers = rng.integers(0, 1000, (groups, threads), np.int32)
-    found = numbers.copy()
+    actual = numbers.copy()
     with thread_order(order, seed=threads):
         kernel = load_kernels("barriers.cu").get_function("turn_in_groups")
-        kernel((1,), (groups * threads,), (found.ravel(), np.int32(threads)))
+        kernel((1,), (groups * threads,), (actual.ravel(), np.int32(threads)))
     for group in range(groups):
-        np.testing.assert_array_equal(found[group], np.roll(numbers[group], -group - 1))
+        np.testing.assert_array_equal(actual[group], np.roll(numbers[group], -group - 1))
 
 
 @pytest.mark.parametrize(

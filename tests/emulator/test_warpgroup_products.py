@@ -59,13 +59,13 @@ class Layout:
 
 
 def _multiply(load_kernels, memory, a: int, b: int, layout: int, times: int = 1):
-    found = np.full((ROWS, COLUMNS), np.nan, np.float32)
+    actual = np.full((ROWS, COLUMNS), np.nan, np.float32)
     kernel = load_kernels("warpgroup_products.cu").get_function("one_product")
-    args = (memory.view(np.uint32), np.int32(memory.size // 4), found)
+    args = (memory.view(np.uint32), np.int32(memory.size // 4), actual)
     shared = {"shared_mem": memory.size}
     how = (np.uint64(a), np.uint64(b), np.int32(layout), np.int32(times))
     kernel((1,), (128,), (*args, *how), **shared)
-    return found
+    return actual
 
 
 def _placed(rng, mode: int, transposed: tuple[bool, bool]):
@@ -85,16 +85,16 @@ def _placed(rng, mode: int, transposed: tuple[bool, bool]):
 @pytest.mark.parametrize("layout", range(4))
 def test_operands_lie_where_descriptors_say(load_kernels, rng, mode, layout):
     a, b, memory, of_a, of_b = _placed(rng, mode, (bool(layout & 1), bool(layout & 2)))
-    found = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout)
+    actual = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout)
     expected = a.astype(np.float64) @ b.T.astype(np.float64)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_products_of_a_group_are_added_up(load_kernels, rng):
     a, b, memory, of_a, of_b = _placed(rng, 1, (False, True))
-    found = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout=2, times=3)
+    actual = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout=2, times=3)
     expected = 3 * a.astype(np.float64) @ b.T.astype(np.float64)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 # What a descriptor of A in lines of 128 bytes becomes, and what of the message names it; None where
@@ -124,8 +124,8 @@ def test_planted_faults_of_descriptors(load_kernels, rng, planted):
         with pytest.raises(EmulatorError, match=re.escape(message)):
             _multiply(load_kernels, memory, change(of_a.bits), of_b.bits, layout)
         return
-    found = _multiply(load_kernels, memory, change(of_a.bits), of_b.bits, layout)
-    assert not np.allclose(found, a.astype(np.float32) @ b.T.astype(np.float32), atol=1e-3)
+    actual = _multiply(load_kernels, memory, change(of_a.bits), of_b.bits, layout)
+    assert not np.allclose(actual, a.astype(np.float32) @ b.T.astype(np.float32), atol=1e-3)
 
 
 FAULTS = {
@@ -153,17 +153,17 @@ def _by_stages(load_kernels, rng, fault: str, count: int = 4):
     (names,) = re.findall(r"enum Fault \{([^}]*)\}", text)
     number = [name.strip() for name in names.split(",")].index(fault)
     operands = rng.standard_normal((count, ROWS + COLUMNS, K)).astype(np.float16)
-    found = np.full((ROWS, COLUMNS), -1, np.float32)
+    actual = np.full((ROWS, COLUMNS), -1, np.float32)
     kernel = load_kernels("warpgroup_products.cu").get_function("by_stages")
-    args = (operands.view(np.uint32), np.int32(count), found, np.int32(number))
+    args = (operands.view(np.uint32), np.int32(count), actual, np.int32(number))
     kernel((1,), (128,), args, shared_mem=2 * (ROWS + COLUMNS) * 32)
     a, b = operands[:, :ROWS].astype(np.float64), operands[:, ROWS:].astype(np.float64)
-    return found, np.einsum("sik,sjk->ij", a, b)
+    return actual, np.einsum("sik,sjk->ij", a, b)
 
 
 def test_stages_are_multiplied_one_after_the_other(load_kernels, rng):
-    found, expected = _by_stages(load_kernels, rng, "NONE")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    actual, expected = _by_stages(load_kernels, rng, "NONE")
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -172,13 +172,13 @@ def test_planted_faults_of_stages(load_kernels, rng, fault):
         with pytest.raises(EmulatorError, match=FAULTS[fault]):
             _by_stages(load_kernels, rng, fault)
         return
-    found, _ = _by_stages(load_kernels, rng, fault)
-    assert np.isnan(found).all()
+    actual, _ = _by_stages(load_kernels, rng, fault)
+    assert np.isnan(actual).all()
 
 
 def test_a_fault_leaves_nothing_behind(load_kernels, rng):
     for fault in ("NEVER_WAITS", "COPIES_OVER_IT", "NO_PROXY_FENCE"):
         with pytest.raises(EmulatorError):
             _by_stages(load_kernels, rng, fault)
-        found, expected = _by_stages(load_kernels, rng, "NONE")
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        actual, expected = _by_stages(load_kernels, rng, "NONE")
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

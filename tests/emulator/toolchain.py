@@ -87,7 +87,7 @@ def header_folder() -> Path | None:
     """The folder of cuda_fp16.h: from the header wheel, else from a CUDA toolkit."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
-    wheels = [found.parent for root in roots for found in root.glob("*/include/cuda_fp16.h")]
+    wheels = [actual.parent for root in roots for actual in root.glob("*/include/cuda_fp16.h")]
     toolkits = [Path(os.environ[name]) / "include" for name in _TOOLKITS if name in os.environ]
     candidates = [*sorted(wheels), *(t for t in toolkits if (t / "cuda_fp16.h").exists())]
     return candidates[0] if candidates else None

@@ -65,9 +65,9 @@ def interrupted(group) -> None:
                 again()
                 if group.begun == begun:
                     continue
-            found = x.tolist()
+            actual = x.tolist()
             group.check()
-            assert found == [group.size * i + once] * len(found), (i, found[:3])
+            assert actual == [group.size * i + once] * len(actual), (i, actual[:3])
             i += 1
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # as this process ends, too

@@ -137,15 +137,15 @@ def tensors(group) -> None:
     parameters = [*model.parameters(), unused]
     xs = [torch.randn(31, 257, device=device) for _ in range(group.size)]
     each = [torch.autograd.grad(model(x).square().sum(), parameters[:-1]) for x in xs]
-    expected = [torch.stack(found).mean(0) for found in zip(*each, strict=True)]
+    expected = [torch.stack(actual).mean(0) for actual in zip(*each, strict=True)]
     buckets = cto.torch.GradientBuckets(parameters, group, megabytes=0.6)
     for is_kept in (False, True, True):
         for p in parameters:
             p.grad = torch.zeros_like(p) if is_kept and p is not unused else None
         model(xs[group.rank]).square().sum().backward()
-        found = buckets.wait()
-        assert found[-1] is None
-        for p, mean, wanted in zip(parameters, found, expected, strict=False):
+        actual = buckets.wait()
+        assert actual[-1] is None
+        for p, mean, wanted in zip(parameters, actual, expected, strict=False):
             assert mean is p.grad
             torch.testing.assert_close(mean, wanted, rtol=1e-5, atol=1e-4)
     buckets.close()

@@ -20,12 +20,12 @@ def test_an_array_over_a_tensor_is_as_dlpacks(dtype) -> None:
 
     for shape in ((3, 5), (), (0, 4), (1,), (2, 1, 7)):
         x = torch.randn(shape, device="cuda").to(dtype)
-        found, expected = array_over(x, tensor_backend().info(x)), adopt("X", "x", x)
-        assert info(found)[:3] == info(expected)[:3]
-        assert info(found)[4:] == info(expected)[4:]
+        actual, expected = array_over(x, tensor_backend().info(x)), adopt("X", "x", x)
+        assert info(actual)[:3] == info(expected)[:3]
+        assert info(actual)[4:] == info(expected)[4:]
         if x.numel():
-            assert found.data.ptr == expected.data.ptr == x.data_ptr()
-            assert found.tobytes() == expected.tobytes()
+            assert actual.data.ptr == expected.data.ptr == x.data_ptr()
+            assert actual.tobytes() == expected.tobytes()
 
 
 def test_gradients_of_a_backward_pass_come_back() -> None:
@@ -40,8 +40,8 @@ def test_gradients_of_a_backward_pass_come_back() -> None:
             with torch.cuda.stream(stream):
                 model.zero_grad()
                 model(x).square().sum().backward()
-                found = buckets.wait()
-                for p, own, wanted in zip(model.parameters(), found, expected, strict=True):
+                actual = buckets.wait()
+                for p, own, wanted in zip(model.parameters(), actual, expected, strict=True):
                     assert own is p.grad
                     assert torch.equal(own, wanted)
             torch.cuda.synchronize()

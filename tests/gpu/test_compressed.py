@@ -23,10 +23,10 @@ BUSY = 20_000_000  # cycles of a stream that is kept busy: 10 ms
 
 @pytest.fixture
 def torch():
-    found = pytest.importorskip("torch", reason="PyTorch is in no extra")
-    if not found.cuda.is_available():
+    actual = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    if not actual.cuda.is_available():
         pytest.skip("this PyTorch has no GPU")
-    return found
+    return actual
 
 
 def model_and_data(torch, layout=None):
@@ -84,11 +84,11 @@ def test_default_on_the_gpu_gives_the_hosts_codes(torch) -> None:
         whole = torch.randn(300_001, device="cuda").to(dtype).requires_grad_() * 1
         for x in (whole, whole[1:], whole[:300_000].view(400, 750).t()):
             for _ in range(2):
-                found = kept.unpack(kept.pack(x))
+                actual = kept.unpack(kept.pack(x))
             host = cto.compress(x.t().contiguous().cpu() if x.dim() == 2 else x.cpu(), "msfp15")
             wanted = host.decompress()
-            assert torch.equal(found.cpu(), wanted.t() if x.dim() == 2 else wanted)
-            assert found.stride() == x.stride()
+            assert torch.equal(actual.cpu(), wanted.t() if x.dim() == 2 else wanted)
+            assert actual.stride() == x.stride()
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -112,13 +112,13 @@ def test_streams_are_followed(torch) -> None:
         torch.cuda._sleep(BUSY)
         y = source * 2
         saved = hooks.pack(y)
-    found = hooks.unpack(saved)  # on the default stream, which the hooks let wait
-    assert torch.equal(found.cpu(), 2 * source.detach().cpu())
+    actual = hooks.unpack(saved)  # on the default stream, which the hooks let wait
+    assert torch.equal(actual.cpu(), 2 * source.detach().cpu())
 
 
 def test_threads(torch) -> None:
-    hooks, found = cto.torch.compressed_activations("lossless"), [None] * 4
-    inputs = [torch.randn(1 << 20, device="cuda").requires_grad_() for _ in found]
+    hooks, actual = cto.torch.compressed_activations("lossless"), [None] * 4
+    inputs = [torch.randn(1 << 20, device="cuda").requires_grad_() for _ in actual]
     torch.cuda.synchronize()
 
     def work(i):
@@ -126,15 +126,15 @@ def test_threads(torch) -> None:
             for _ in range(20):
                 with hooks:
                     total = (torch.relu(inputs[i] * 1) ** 2).sum()
-                found[i] = torch.autograd.grad(total, inputs[i])[0]
+                actual[i] = torch.autograd.grad(total, inputs[i])[0]
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(found))]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(actual))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for x, slope in zip(inputs, found, strict=True):
+    for x, slope in zip(inputs, actual, strict=True):
         assert torch.equal(slope, 2 * torch.relu(x.detach()))
     assert hooks.report()["held"] == 0
 
@@ -200,9 +200,9 @@ def test_a_drawn_share_of_the_zoo_is_near_plain_training(torch, seed) -> None:
                 step = make(name, 0)
             except RuntimeError:  # a generator of the host
                 continue
-            found = compared(step)
-            assert found.is_finite, name
-            assert found.whole <= 0.03, f"{name}: {found.whole:.2%}"
+            actual = compared(step)
+            assert actual.is_finite, name
+            assert actual.whole <= 0.03, f"{name}: {actual.whole:.2%}"
     finally:
         torch.set_default_device(None)
 
@@ -273,8 +273,8 @@ def test_late_failures_give_originals(torch) -> None:
     hooks = cto.torch.compressed_activations("default")
     with hooks:
         total = layer(x + 100).sum()
-    (found,) = torch.autograd.grad(total, layer.weight)
-    assert torch.equal(found, torch.autograd.grad(layer(x + 100).sum(), layer.weight)[0])
+    (actual,) = torch.autograd.grad(total, layer.weight)
+    assert torch.equal(actual, torch.autograd.grad(layer(x + 100).sum(), layer.weight)[0])
     assert hooks.report()["failed"] == {"linear tiles": 1}
 
 
@@ -313,10 +313,10 @@ def copies(torch, function) -> Counter:
 
     function()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as actual:
         function()
         torch.cuda.synchronize()
-    names = [event.name for event in found.events() if "CUDA" in str(event.device_type)]
+    names = [event.name for event in actual.events() if "CUDA" in str(event.device_type)]
     return Counter(
         next((kind for kind in ("HtoD", "DtoH") if kind in name), "kernels") for name in names
     )

@@ -30,9 +30,9 @@ RUNS = 100
 @pytest.fixture(autouse=True)
 def table(monkeypatch) -> streams.Events:
     """Events of its own for each test."""
-    found = streams.Events()
-    monkeypatch.setattr(control, "EVENTS", found)
-    return found
+    actual = streams.Events()
+    monkeypatch.setattr(control, "EVENTS", actual)
+    return actual
 
 
 class Race:
@@ -150,13 +150,13 @@ def test_the_very_arrays_come_back() -> None:
 
     whole = cupy.arange(64, dtype=np.int64).reshape(8, 8)
     arrays = [whole, whole.T, whole[:, ::2], cupy.zeros((0, 3), np.float16), cupy.array(1j)]
-    for found in (
+    for actual in (
         cto.pass_through(arrays),
         cto.record_event(3, arrays),
         cto.wait_event(3, arrays),
         cto.record_event(-1, arrays),
     ):
-        assert all(a is b and a.data.ptr == b.data.ptr for a, b in zip(found, arrays, strict=True))
+        assert all(a is b and a.data.ptr == b.data.ptr for a, b in zip(actual, arrays, strict=True))
     done = cto.group(arrays)
     assert isinstance(done, np.ndarray)
     assert done.tolist() == [True]

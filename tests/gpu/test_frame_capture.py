@@ -42,9 +42,9 @@ def placed(*arrays):
     """NumPy arrays on the device, there before anything that follows on any stream."""
     import cupy
 
-    found = tuple(cupy.asarray(array) for array in arrays)
+    actual = tuple(cupy.asarray(array) for array in arrays)
     cupy.cuda.Device().synchronize()
-    return found
+    return actual
 
 
 def captured(stream, action):

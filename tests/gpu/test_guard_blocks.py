@@ -36,8 +36,8 @@ def test_many_tiles_have_the_bytes_and_the_guard_of_the_cpu(grouping, dtype, rng
     codes, guard = op(x)
     device_x, guards = place(x, 0, cupy), []
     for _ in range(3):
-        found, measured = op(device_x)
-        np.testing.assert_array_equal(found.get(), codes)
+        actual, measured = op(device_x)
+        np.testing.assert_array_equal(actual.get(), codes)
         np.testing.assert_allclose(measured.get(), guard, rtol=2e-5)
         guards.append(measured.get().tobytes())
     assert len(set(guards)) == 1

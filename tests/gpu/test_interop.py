@@ -71,10 +71,10 @@ def test_a_plain_function_gets_cupys_arrays(stream) -> None:
 @pytest.fixture(scope="module")
 def torch():
     """PyTorch, with an autograd function under a name."""
-    found = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    actual = pytest.importorskip("torch", reason="PyTorch is in no extra")
     saw = {}
 
-    class Product(found.autograd.Function):
+    class Product(actual.autograd.Function):
         """x y; notes what it gets."""
 
         @staticmethod
@@ -82,7 +82,7 @@ def torch():
             ctx.save_for_backward(x, y)
             z = x * y
             saw["forward"] = [t.data_ptr() for t in (x, y, z)]
-            saw["stream"] = found.cuda.current_stream().cuda_stream
+            saw["stream"] = actual.cuda.current_stream().cuda_stream
             return z
 
         @staticmethod
@@ -93,8 +93,8 @@ def torch():
             return dx, dy
 
     cto.register_python_op("gpu product", Product)
-    found.Product, found.saw = Product, saw
-    return found
+    actual.Product, actual.saw = Product, saw
+    return actual
 
 
 def product() -> tuple[PythonOp, PythonOpGrad]:
@@ -202,11 +202,11 @@ def test_a_result_on_the_host_is_refused(torch) -> None:
 @pytest.fixture(scope="module")
 def triton():
     """Triton, with the kernels of triton_kernels.py under names."""
-    found = pytest.importorskip("triton", reason="Triton is in no extra")
+    actual = pytest.importorskip("triton", reason="Triton is in no extra")
     from gpu import triton_kernels
 
     triton_kernels.register()
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("n", [1, 1000, 4099])

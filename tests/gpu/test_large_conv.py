@@ -72,8 +72,8 @@ def check_corners(dx, dy, w) -> None:
     """The first and the last elements of an image; what lies next to the rest is left out."""
     for part, kept in ((slice(None, CROP), slice(None, -1)), (slice(-CROP, None), slice(1, None))):
         crop = np.ascontiguousarray(dy[:, part, part].get())[None].astype(FLOAT64)
-        found = conv_grad(crop, np.zeros_like(crop), w.get().astype(FLOAT64), pads=PADS)[0][0]
-        expected = found[:, kept, kept].astype(FLOAT16)
+        actual = conv_grad(crop, np.zeros_like(crop), w.get().astype(FLOAT64), pads=PADS)[0][0]
+        expected = actual[:, kept, kept].astype(FLOAT16)
         assert_matches(dx[:, part, part].get()[:, kept, kept], expected)
 
 

@@ -43,17 +43,17 @@ def test_loss_and_gradient(rng, scores, reduction) -> None:
     some, wanted = x[rows].get().astype(FLOAT64), labels[rows].get()
     losses, log_prob = loss_of(some, wanted, reduction="none")
     op = get_op("SoftmaxCrossEntropyLossInternal")(reduction=reduction)
-    loss, found = op(x, labels)
-    assert_matches(found[rows].get(), log_prob.astype(FLOAT16))
+    loss, actual = op(x, labels)
+    assert_matches(actual[rows].get(), log_prob.astype(FLOAT16))
     if reduction == "none":
         assert_matches(loss[rows].get(), losses.astype(FLOAT16))
     dy = cupy.full(ROWS if reduction == "none" else (), 64, FLOAT16)
     gradient = get_op("SoftmaxCrossEntropyLossInternalGrad")(reduction=reduction)
-    given = (dy[rows].get() if reduction == "none" else dy.get(), found[rows].get(), wanted)
+    given = (dy[rows].get() if reduction == "none" else dy.get(), actual[rows].get(), wanted)
     expected = gradient_of(*(a.astype(FLOAT64) for a in given[:2]), wanted, reduction="sum"
                            if reduction == "mean" else "none")  # fmt: skip
     expected /= ROWS if reduction == "mean" else 1
-    assert_matches(gradient(dy, found, labels)[rows].get(), expected.astype(FLOAT16))
+    assert_matches(gradient(dy, actual, labels)[rows].get(), expected.astype(FLOAT16))
 
 
 def test_the_mean_is_that_of_all_rows(scores) -> None:

@@ -52,12 +52,12 @@ def test_forward_and_gradient(shape) -> None:
     del y
     dy = filled(shape, 11)
     op = get_op("BatchNormalizationGrad")(epsilon=1e-5)
-    found, *sums = op(dy, x, one, mean, inv_std, out=(dy.copy(), None, None))
+    actual, *sums = op(dy, x, one, mean, inv_std, out=(dy.copy(), None, None))
     rows = [channels(array, sampled).T.astype(FLOAT64) for array in (dy, x)]
     saved = [array.get()[sampled].astype(FLOAT64) for array in (mean, inv_std)]
     ones = np.ones(len(sampled))
     gradient, *expected_sums = gradient_of(*rows, ones, *saved, epsilon=1e-5)
-    assert_matches(channels(found, sampled), gradient.T.astype(FLOAT16))
+    assert_matches(channels(actual, sampled), gradient.T.astype(FLOAT16))
     scale = np.abs(rows[0]).sum(0)
     for total, exact_sum in zip(sums, expected_sums, strict=True):
         assert (np.abs(total.get()[sampled] - exact_sum) < 1e-6 * scale).all()

@@ -32,7 +32,7 @@ def test_many_tiles_have_the_bytes_of_the_cpu(name: str, dtype: type, rng) -> No
     expected = encode(x)
     for _ in range(3):
         code = cupy.full(expected.shape, 0x5A, np.uint8)
-        found = encode(cupy.asarray(x), out=code).get()
-        np.testing.assert_array_equal(found[: code_bytes(expected).size], code_bytes(expected))
+        actual = encode(cupy.asarray(x), out=code).get()
+        np.testing.assert_array_equal(actual[: code_bytes(expected).size], code_bytes(expected))
     to = get_op(name.replace("Encoder", "Decoder"))(to=dtype, shape=x.shape)
     np.testing.assert_array_equal(to(code).get(), to(expected))

@@ -22,9 +22,9 @@ def stream():
     """A stream of CuPy's that is current."""
     import cupy
 
-    with cupy.cuda.Stream(non_blocking=True) as found:
-        yield found
-        found.synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as actual:
+        yield actual
+        actual.synchronize()
 
 
 def drawn(rng, n=6):

@@ -106,8 +106,8 @@ def test_a_call_is_captured_with_pytorchs_graph(tensor) -> None:
     x.copy_(tensor())
     graph.replay()
     torch.cuda.synchronize()
-    for found in (out, new):
-        assert torch.allclose(found.cpu(), cto.gelu(x.cpu()), atol=1e-5)
+    for actual in (out, new):
+        assert torch.allclose(actual.cpu(), cto.gelu(x.cpu()), atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
@@ -126,8 +126,8 @@ def test_a_first_call_is_captured_with_pytorchs_graph(
     x.copy_(tensor())
     graph.replay()
     torch.cuda.synchronize()
-    for found, expected in zip(out, op(dy.cpu(), x.cpu(), w.cpu()), strict=True):
-        assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-3)
+    for actual, expected in zip(out, op(dy.cpu(), x.cpu(), w.cpu()), strict=True):
+        assert torch.allclose(actual.cpu(), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("captures", ["CuPy", "PyTorch"])

@@ -50,14 +50,14 @@ def test_a_step_waits_for_nothing(made, make, n_groups) -> None:
     weights = [torch.nn.Parameter(tensor) for tensor in made(*SHAPES)]
     groups = [{"params": weights[i::n_groups]} for i in range(n_groups)]
     optimizer = make(groups, lr=1e-2, max_norm=1.0)
-    scale, found = (torch.tensor([v], device="cuda") for v in (2.0, 0.0))
+    scale, actual = (torch.tensor([v], device="cuda") for v in (2.0, 0.0))
     mode = torch.cuda.get_sync_debug_mode()
     for i in range(4):
         for p, gradient in zip(weights, made(*SHAPES), strict=True):
             p.grad = gradient
         if i == 2:
             weights[0].grad = None
-        optimizer.grad_scale, optimizer.found_inf = scale, found
+        optimizer.grad_scale, optimizer.found_inf = scale, actual
         torch.cuda.set_sync_debug_mode("error" if i else mode)
         try:
             optimizer.step()
@@ -70,7 +70,7 @@ def test_a_graph_replays_steps(made, make) -> None:
     """Counts of steps are on the device, and a rate that is written between replays is read."""
     start, gradients = made(*SHAPES), [made(*SHAPES) for _ in range(5)]
     rates = [0.1, 0.03, 0.01, 0.02, 0.05]
-    found = []
+    actual = []
     for is_captured in (False, True):
         weights = [torch.nn.Parameter(tensor.clone()) for tensor in start]
         rate = torch.tensor([0.1], device="cuda")
@@ -94,9 +94,9 @@ def test_a_graph_replays_steps(made, make) -> None:
                 with torch.cuda.graph(graph):
                     optimizer.step()
             graph.replay()
-        found.append(weights)
+        actual.append(weights)
         assert [float(s["step"]) for s in optimizer.state_dict()["state"].values()] == [5.0] * 4
-    for eager, replayed in zip(*found, strict=True):
+    for eager, replayed in zip(*actual, strict=True):
         assert torch.equal(eager, replayed)
 
 

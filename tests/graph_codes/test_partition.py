@@ -46,10 +46,10 @@ def test_gradients_are_near_and_the_loss_is_the_same(name, policy, seed):
     codes = codes_of(policy)
     with_codes, coded = step(model, inputs, codes)
     assert torch.equal(loss, with_codes)
-    found = errors(plain, coded)
+    actual = errors(plain, coded)
     median, worst = MOST[name]
-    assert 0 < found[len(found) // 2] <= median
-    assert found[-1] <= worst
+    assert 0 < actual[len(actual) // 2] <= median
+    assert actual[-1] <= worst
     report = codes.report()
     assert report["after"] < 0.65 * report["before"]
 

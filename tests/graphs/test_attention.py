@@ -71,18 +71,18 @@ def model_of(
 
 def operators(model: onnx.ModelProto, monkeypatch) -> set[str]:
     """The operators that a session runs the model's nodes by."""
-    found: set[str] = set()
+    actual: set[str] = set()
     whole = bodies.expand
 
     def watched(*args: Any) -> Any:
         graph = whole(*args)
-        found.update(node.op_type for node in graph.nodes)
+        actual.update(node.op_type for node in graph.nodes)
         return graph
 
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "expand", watched)
         cto.onnx.Session(model)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("form", NODES)
@@ -92,17 +92,17 @@ def test_results_are_those_of_the_body(form, rng, monkeypatch) -> None:
     arrays = inputs_of(rng, shapes, mask, kind, lengths)
     model, feeds = model_of(arrays, opset, **attributes)
     assert operators(model, monkeypatch) == {"FlashAttention"}
-    found = cto.onnx.Session(model).run(feeds)["y"]
+    actual = cto.onnx.Session(model).run(feeds)["y"]
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "_flash_attention", lambda *_: None)
         assert "FlashAttention" not in operators(model, patch)
         expected = cto.onnx.Session(model).run(feeds)["y"]
     expected = expected if IS_CORRECTED else np.nan_to_num(expected)
     if lengths is None or IS_CORRECTED:
-        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-13)
     if form != "one-key" and IS_CORRECTED:
         (reference,) = ReferenceEvaluator(model).run(None, feeds)
-        np.testing.assert_allclose(found, reference, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(actual, reference, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,17 @@ def test_caches_are_joined_before(form, outputs, opset, rng, monkeypatch) -> Non
     arrays += [rng.standard_normal((2, 2, 4, n)) for n in (8, 6)]
     model, feeds = model_of(arrays, opset, outputs, **attributes)
     assert "FlashAttention" in operators(model, monkeypatch)
-    found = cto.onnx.Session(model).run(feeds)
+    actual = cto.onnx.Session(model).run(feeds)
     with monkeypatch.context() as patch:
         patch.setattr(bodies, "_flash_attention", lambda *_: None)
         assert "FlashAttention" not in operators(model, patch)
         expected = cto.onnx.Session(model).run(feeds)
-    assert found.keys() == expected.keys() == set(filter(None, outputs))
-    for name, array in found.items():
+    assert actual.keys() == expected.keys() == set(filter(None, outputs))
+    for name, array in actual.items():
         np.testing.assert_allclose(array, expected[name], rtol=1e-11, atol=1e-13, err_msg=name)
     if IS_CORRECTED:
         results = ReferenceEvaluator(model).run(None, feeds)
-        np.testing.assert_allclose(found["y"], results[0], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(actual["y"], results[0], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -207,17 +207,17 @@ def test_gradients_through_caches(form, rng) -> None:
 def test_halves_are_trained(rng) -> None:
     """Gradients in float32 and float16 beside those in float64."""
     arrays = inputs_of(rng, (Q, K, V), (3, 5), "added", None)
-    found = []
+    actual = []
     for dtype, exact in ((np.float64, True), (np.float32, False), (np.float16, False)):
         rounded = [a.astype(np.float16).astype(dtype) for a in arrays]
         model = trained_model(rounded)
         session = cto.onnx.TrainingSession.from_model(model, loss="loss", optimizer="SGD")
         session.accumulate()
-        found.append({n: g.astype(np.float64) for n, g in session.gradients.items()})
+        actual.append({n: g.astype(np.float64) for n, g in session.gradients.items()})
         tolerance = 0 if exact else 1e-5 if dtype == np.float32 else 2e-2
-        for name, gradient in found[-1].items():
-            scale = np.abs(found[0][name]).max()
-            assert np.abs(gradient - found[0][name]).max() <= tolerance * scale, (name, dtype)
+        for name, gradient in actual[-1].items():
+            scale = np.abs(actual[0][name]).max()
+            assert np.abs(gradient - actual[0][name]).max() <= tolerance * scale, (name, dtype)
 
 
 def trained_model(arrays: list[np.ndarray]) -> onnx.ModelProto:
@@ -244,20 +244,20 @@ def test_steps_on_a_gpu_are_those_of_numpy(rng, dtype) -> None:
         rng, ((2, 4, 70, 16), (2, 2, 90, 16), (2, 2, 90, 8)), (70, 90), "added", None
     )
     model = trained_model([a.astype(dtype) for a in arrays])
-    found = []
+    actual = []
     for xp, options in ((np, {}), (cupy, {}), (cupy, {"graph": True})):
         session = cto.onnx.TrainingSession.from_model(
             model, loss="loss", optimizer="SGD", xp=xp, **options
         )
         session.lr = 0.0078125
         losses = [float(session.step()) for _ in range(4)]
-        found.append((losses, [cupy.asnumpy(x) for x in session.parameters.values()]))
+        actual.append((losses, [cupy.asnumpy(x) for x in session.parameters.values()]))
     tolerance = 1e-5 if dtype == np.float32 else 1e-2
-    for losses, parameters in found[1:]:
-        np.testing.assert_allclose(losses, found[0][0], rtol=tolerance)
-        for one, other in zip(parameters, found[0][1], strict=True):
+    for losses, parameters in actual[1:]:
+        np.testing.assert_allclose(losses, actual[0][0], rtol=tolerance)
+        for one, other in zip(parameters, actual[0][1], strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
-    assert found[1][0] == found[2][0]
+    assert actual[1][0] == actual[2][0]
 
 
 def test_a_training_step_has_no_scores(rng) -> None:

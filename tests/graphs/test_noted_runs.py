@@ -68,8 +68,8 @@ class Played:
 
     def runners(self, graph: Any, *given: Any, **options: Any) -> Any:
         """In place of node_runners."""
-        found = program.node_runners(graph, *given, **options)
-        return {i: self._played(runner, graph.nodes[i].op_type) for i, runner in found.items()}
+        actual = program.node_runners(graph, *given, **options)
+        return {i: self._played(runner, graph.nodes[i].op_type) for i, runner in actual.items()}
 
     def _played(self, known: Any, op_type: str) -> Any:
         is_noted = self.rng.random() >= self.share and op_type not in self.anew
@@ -296,8 +296,8 @@ def test_a_step_with_another_result_ends_the_noted_part(played, rng) -> None:
     n_noted = 0
     for _ in range(30):
         x = rng.choice([0.5, 2.0], 3).astype(np.float32)
-        found, expected = runs({"x": x})["y"], plain.run({"x": x})["y"]
-        np.testing.assert_array_equal(found.inside, expected)
+        actual, expected = runs({"x": x})["y"], plain.run({"x": x})["y"]
+        np.testing.assert_array_equal(actual.inside, expected)
         n_noted += any(form.noted is not None for form in runs._forms.values())
     assert n_noted
     (form,) = runs._forms.values()

@@ -44,13 +44,13 @@ def complaints(call: Call) -> list[str]:
     memory = [(a, bytes(a.tobytes())) for a in memory_of(call)]
     with numpy_runs_on(IDLE):
         idle, idle_seconds = outcome(call)
-    found = [f"idle kernels: {wrong}" for wrong in changed(memory, set())]
+    actual = [f"idle kernels: {wrong}" for wrong in changed(memory, set())]
     cpu, cpu_seconds = outcome(call)
-    found += changed(memory, written_by(call) if cpu.kind == "ok" else set())
-    found += [*of_outcome(call, cpu), *apart(cpu, idle)]
+    actual += changed(memory, written_by(call) if cpu.kind == "ok" else set())
+    actual += [*of_outcome(call, cpu), *apart(cpu, idle)]
     if max(idle_seconds, cpu_seconds) > MOST_SECONDS:
-        found.append(f"takes {max(idle_seconds, cpu_seconds):.0f} s of the processor")
-    return found
+        actual.append(f"takes {max(idle_seconds, cpu_seconds):.0f} s of the processor")
+    return actual
 
 
 def outcome(call: Call) -> tuple[Outcome, float]:

@@ -32,16 +32,16 @@ def test_damaged_files_are_refused_or_read(cases, seed, tmp_path) -> None:
             data, how = damaged(SOUND[name], rng)
             file = tmp_path / name
             file.write_bytes(data)
-            found = by_commands(file, rng)
+            actual = by_commands(file, rng)
             if file.suffix == ".packed":
-                found += by_load(file, data, "lying" in how)
-            findings.add(case, f"{name}: {how}", found)
+                actual += by_load(file, data, "lying" in how)
+            findings.add(case, f"{name}: {how}", actual)
     findings.assert_none()
 
 
 def by_load(file: Path, data: bytes, is_lie: bool) -> list[str]:
     """What is wrong with how Packed.load takes a file, by its path and as a stream."""
-    found, ends = [], []
+    actual, ends = [], []
     for source in (file, io.BytesIO(data)):
         try:
             packed = Packed.load(source)
@@ -49,16 +49,16 @@ def by_load(file: Path, data: bytes, is_lie: bool) -> list[str]:
             decoded = packed.decompress()
             sound = Packed.load(io.BytesIO(SOUND[file.name]))
             if not is_lie and decoded.tobytes() != sound.decompress().tobytes():
-                found.append("damage is not noticed")
+                actual.append("damage is not noticed")
         except OpError as error:
             ends.append(str(error).partition(": ")[2])
             if len(str(error)) > LONGEST_MESSAGE:
-                found.append(f"says {len(str(error))} characters: {str(error)[:200]}")
+                actual.append(f"says {len(str(error))} characters: {str(error)[:200]}")
         except MemoryError:
-            return found
+            return actual
         except Exception as error:
-            found.append(f"Packed.load leaks {type(error).__name__}: {error}")
-    return found
+            actual.append(f"Packed.load leaks {type(error).__name__}: {error}")
+    return actual
 
 
 def by_commands(file: Path, rng: np.random.Generator) -> list[str]:
@@ -82,15 +82,15 @@ def by_commands(file: Path, rng: np.random.Generator) -> list[str]:
     if file.suffix == ".packed":
         command = ["decode", file, out]
     command += ["--force"] * (command[0] != "roundtrip")
-    found = of_command([str(part) for part in command])
+    actual = of_command([str(part) for part in command])
     kept = out.read_bytes() if out.exists() else None
-    if found or command[0] == "roundtrip":
+    if actual or command[0] == "roundtrip":
         written = kept != (KEPT if had else None)
-        found = [wrong for wrong in found if wrong != REFUSED] + ["wrote to OUT"] * written
+        actual = [wrong for wrong in actual if wrong != REFUSED] + ["wrote to OUT"] * written
     elif kept in (None, KEPT):
-        found.append("has no OUT")
+        actual.append("has no OUT")
     out.unlink(missing_ok=True)
-    return found + [f"leaves {path.name}" for path in file.parent.glob(".*.tmp")]
+    return actual + [f"leaves {path.name}" for path in file.parent.glob(".*.tmp")]
 
 
 REFUSED = "refused, as it should"

@@ -69,30 +69,30 @@ def complaints(call: Call) -> Iterator[str]:
         return
     memory = [(array, array.tobytes()) for array in memory_of(call)]
     with torch.no_grad(), tensors_on(HollowTensors()) as backend:
-        found, _ = outcome(given)
+        actual, _ = outcome(given)
     if backend.launches:  # else it may have been taken as arrays are
         yield from changed(memory, set())
-    if ": workspace: expected a uint8 array" in found.text:  # the CPU provider needs none
+    if ": workspace: expected a uint8 array" in actual.text:  # the CPU provider needs none
         return
     expected, _ = outcome(call)
-    if expected.kind == "short of memory" or "tensor(" in found.text:  # which prints otherwise
+    if expected.kind == "short of memory" or "tensor(" in actual.text:  # which prints otherwise
         return
-    if found.kind == "ok":
-        found = found._replace(text=str([described(numpys_of(r)) for r in found.results]))
-    if said(found) != said(expected):
-        yield f"arrays: {said(expected)} | tensors: {said(found)}"
+    if actual.kind == "ok":
+        actual = actual._replace(text=str([described(numpys_of(r)) for r in actual.results]))
+    if said(actual) != said(expected):
+        yield f"arrays: {said(expected)} | tensors: {said(actual)}"
 
 
 def numpys_of(value: Any) -> Any:
     return tuple(map(numpys_of, value)) if isinstance(value, tuple) else numpy_of(value)
 
 
-def said(found: Outcome) -> str:
+def said(actual: Outcome) -> str:
     """How it ends, wherever it does."""
-    text = found.text.replace("cuda device 0", "the host").replace(
+    text = actual.text.replace("cuda device 0", "the host").replace(
         "got one Tensor", "got one ndarray"
     )
-    return f"{found.kind} {text}"
+    return f"{actual.kind} {text}"
 
 
 def test_tensors_are_answered_as_arrays_are(cases, seed) -> None:

@@ -43,8 +43,8 @@ def backend(known_by):  # noqa: ARG001
     """Tensors of the host with kernels that are noted."""
     from tensor_backends import HollowTensors, tensors_on
 
-    with tensors_on(HollowTensors()) as found:
-        yield found
+    with tensors_on(HollowTensors()) as actual:
+        yield actual
 
 
 @pytest.fixture

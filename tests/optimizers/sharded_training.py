@@ -46,8 +46,8 @@ class RankTraining:
     def gradients(self, i: int, rank: int | None = None) -> list[Any]:
         """A rank's of a step: this one's."""
         rng = np.random.default_rng((self.seed, i, self.group.rank if rank is None else rank))
-        found = [np.asarray(rng.standard_normal(shape)) * 8 for shape in self.shapes]
-        return [self._place(array.astype(self.types[1])) for array in found]
+        actual = [np.asarray(rng.standard_normal(shape)) * 8 for shape in self.shapes]
+        return [self._place(array.astype(self.types[1])) for array in actual]
 
     def means(self, i: int, n: int) -> list[Any]:
         """Of all ranks."""
@@ -58,8 +58,8 @@ class RankTraining:
 
     def steps(self, count: int, without: Sequence[int] = (), n: int = 0, **numbers: Any) -> None:
         for _ in range(count):
-            found = self.means(self.made, n) if self.group is None else self.gradients(self.made)
-            chosen = [None if i in without else g for i, g in enumerate(found)]
+            actual = self.means(self.made, n) if self.group is None else self.gradients(self.made)
+            chosen = [None if i in without else g for i, g in enumerate(actual)]
             self.optimizer.step(chosen, **numbers)
             self.made += 1
 

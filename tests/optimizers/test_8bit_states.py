@@ -125,11 +125,11 @@ def test_codes_are_in_the_order_of_memory(rng, shape) -> None:
     lies = {"memory_format": torch.channels_last} if len(shape) == 4 else {}
     like = m.to(**lies) if lies else m
     given = dict(zip(NAMES, (m, v), strict=True))
-    found = codes.decode(codes.encode(given, like, bits()), like)
-    assert {x.stride() for x in found.values()} == {like.stride()}
+    actual = codes.decode(codes.encode(given, like, bits()), like)
+    assert {x.stride() for x in actual.values()} == {like.stride()}
     atol = float(m.abs().amax()) / 2 if m.numel() else 0
-    torch.testing.assert_close(found["exp_avg"], m, rtol=2**-4, atol=atol if bits() == 4 else 1e-2)
-    torch.testing.assert_close(found["exp_avg_sq"], v, rtol=2**-2, atol=0)
+    torch.testing.assert_close(actual["exp_avg"], m, rtol=2**-4, atol=atol if bits() == 4 else 1e-2)
+    torch.testing.assert_close(actual["exp_avg_sq"], v, rtol=2**-2, atol=0)
     flat = codes.encode(given, like, bits())
     if len(shape) == 4:
         given = {name: x.permute(0, 2, 3, 1).contiguous() for name, x in given.items()}
@@ -169,11 +169,11 @@ def test_a_loop_is_near_that_of_numbers(seed, max_norm) -> None:
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_kernels_step_as_the_host(seed, max_norm) -> None:
     """Codes are the same bits, as long as weights are not rounded otherwise on the way."""
-    found = []
+    actual = []
     for is_native in (True, False):
         with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
-            found.append(trained(seed, 1, max_norm=max_norm))
-    (ours, optimizer), (theirs, other) = found
+            actual.append(trained(seed, 1, max_norm=max_norm))
+    (ours, optimizer), (theirs, other) = actual
     assert difference(ours, theirs) < 1e-6
     assert all(map(torch.equal, all_codes(optimizer), all_codes(other)))
 
@@ -224,14 +224,14 @@ def test_states_go_both_ways(seed) -> None:
     steps(other, theirs, seed + 2)
     again.load_state_dict(copy.deepcopy(theirs.state_dict()))
     for p in other.parameters():
-        found = codes.decode(again.state[p], p)
+        actual = codes.decode(again.state[p], p)
         for name in NAMES:
             wide, few = theirs.state[p][name], bits() == 4
             close = {
                 "rtol": 0.5 if few else 2**-3,
                 "atol": (0.2 if few else 0.01) * float(wide.abs().max()),
             }
-            torch.testing.assert_close(found[name], wide, **close)
+            torch.testing.assert_close(actual[name], wide, **close)
 
 
 @pytest.mark.parametrize("is_coded", [True, False])
@@ -270,10 +270,10 @@ def test_codes_of_another_order_are_decoded(seed) -> None:
         each.step()
     assert one.state_dict(coded=True)["state"][0]["exp_avg"].dtype == torch.float32
     one.load_state_dict(other.state_dict(coded=True))
-    found, expected = (each.state_dict()["state"][0]["exp_avg"] for each in (one, other))
+    actual, expected = (each.state_dict()["state"][0]["exp_avg"] for each in (one, other))
     few = bits() == 4
     atol = (0.2 if few else 0.01) * float(expected.abs().max())
-    torch.testing.assert_close(found, expected, rtol=0.5 if few else 2**-3, atol=atol)
+    torch.testing.assert_close(actual, expected, rtol=0.5 if few else 2**-3, atol=atol)
 
 
 def test_codes_of_other_parameters_are_refused(seed) -> None:
@@ -290,19 +290,19 @@ def test_checkpoints_by_names(seed) -> None:
         other, fresh, copy.deepcopy(get_optimizer_state_dict(model, optimizer))
     )
     other.load_state_dict(model.state_dict())
-    found = (model, optimizer), (other, fresh)
-    for one in found:
+    actual = (model, optimizer), (other, fresh)
+    for one in actual:
         steps(*one, seed + 2)
-    assert_same(*found)
+    assert_same(*actual)
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on(seed, how) -> None:
-    found = trained(seed)
-    copied = how(found)
-    for one in (found, copied):
+    actual = trained(seed)
+    copied = how(actual)
+    for one in (actual, copied):
         steps(*one, seed + 1)
-    assert_same(found, copied)
+    assert_same(actual, copied)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -382,10 +382,10 @@ def test_codes_of_older_versions_go_on(how, least, coded_from, seed) -> None:
         del content["bits"], content["rounding_seed"]
         optimizer = AdamW.__new__(AdamW)
         optimizer.__setstate__(content)
-    for found, expected in zip(
+    for actual, expected in zip(
         optimizer.state_dict()["state"][0].values(), wide.values(), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=0.01 if bits() == 4 else 0, atol=0)
+        torch.testing.assert_close(actual, expected, rtol=0.01 if bits() == 4 else 0, atol=0)
     p.grad = q.grad = torch.randn(300, generator=torch.Generator().manual_seed(seed))
     optimizer.step()
     plain.step()

@@ -32,11 +32,11 @@ def test_gradients_become_the_means_whatever_their_order(kilobytes, dtype, seed)
         training = RankTraining(group, seed, types)
         buckets = cto.GradientBuckets(training.gradients(0), group, megabytes=kilobytes / 1000)
         for i in range(3):
-            found = training.gradients(i)
+            actual = training.gradients(i)
             for place in orders(group.rank, seed + i):
-                buckets.ready(int(place), found[place])
+                buckets.ready(int(place), actual[place])
             waited = buckets.wait()
-            assert all(a is b for a, b in zip(waited, found, strict=True))
+            assert all(a is b for a, b in zip(waited, actual, strict=True))
             assert_same(waited, training.means(i, group.size))
 
     results(in_threads(3, given))
@@ -61,11 +61,11 @@ def test_a_sharded_step_takes_what_was_reduced(by_kernels, monkeypatch, seed) ->
     if by_kernels:
         with emulated_ranks(monkeypatch, seed) as run:
             expected = by_means(2, seed, run=run, without=(3,)).results()
-            found = results(in_threads(2, lambda group: trained(group, run)))
+            actual = results(in_threads(2, lambda group: trained(group, run)))
     else:
         expected = by_means(2, seed, without=(3,)).results()
-        found = results(in_threads(2, trained))
-    for own in found:
+        actual = results(in_threads(2, trained))
+    for own in actual:
         assert_same(own, expected)
 
 
@@ -78,9 +78,9 @@ def test_a_bucket_may_have_several_types(seed) -> None:
             buckets.ready(place, array)
         return values, buckets.wait()
 
-    (a, found), (b, others) = results(in_threads(2, given))
-    assert_same(found, others)
-    for x, y, mean in zip(a, b, found, strict=True):
+    (a, actual), (b, others) = results(in_threads(2, given))
+    assert_same(actual, others)
+    for x, y, mean in zip(a, b, actual, strict=True):
         wide = np.mean([z.astype(mean.dtype).astype(np.float64) for z in (x, y)], axis=0)
         assert_same([mean], [wide.astype(mean.dtype)])
 
@@ -92,9 +92,9 @@ def test_buckets_follow_the_order_of_rank_0s_first_step(seed) -> None:
         training = RankTraining(group, seed)
         buckets = cto.GradientBuckets(training.parameters, group, megabytes=0.004)
         first = buckets._buckets
-        found = training.gradients(0)
+        actual = training.gradients(0)
         for place in ((3, 0, 5, 2, 4), (0, 2, 3, 4, 5))[group.rank]:
-            buckets.ready(place, found[place])
+            buckets.ready(place, actual[place])
         assert buckets.wait()[1] is None
         return first, buckets._buckets
 
@@ -116,11 +116,11 @@ def test_a_bucket_is_sent_once_it_and_those_before_it_are_whole(seed) -> None:
     def given(group):
         training = RankTraining(group, seed)
         buckets = cto.GradientBuckets(training.parameters, group, megabytes=0.004)
-        found, sent = training.gradients(0), []
+        actual, sent = training.gradients(0), []
         for place in (0, 5, 1, 4, 3):
-            buckets.ready(place, found[place])
+            buckets.ready(place, actual[place])
             sent.append(buckets._next)
-        buckets.ready(2, found[2])
+        buckets.ready(2, actual[2])
         assert buckets._next == 3
         return sent
 
@@ -158,7 +158,7 @@ def test_autograd_gives_gradients_as_it_finds_them(sharded, seed) -> None:
         own(first).sum().backward()  # nobody is told
         return [p.detach().numpy() for p in parameters]
 
-    found = results(in_threads(2, trained))
+    actual = results(in_threads(2, trained))
     alone = models[2]
     parameters = list(alone.parameters())
     optimizer = cto.AdamW(parameters, 0.1)
@@ -167,7 +167,7 @@ def test_autograd_gives_gradients_as_it_finds_them(sharded, seed) -> None:
             (alone(half).square().mean() / 2).backward()
         optimizer.step([p.grad for p in parameters])
         alone.zero_grad()
-    for a, b, p in zip(*found, parameters, strict=True):
+    for a, b, p in zip(*actual, parameters, strict=True):
         assert_same([a], [b])
         np.testing.assert_allclose(a, p.detach().numpy(), rtol=1e-4, atol=1e-4)
 
@@ -186,9 +186,9 @@ def test_buckets_leave_within_the_backward_pass_whatever_its_order_becomes(seed)
                 w.grad = None
             sum((weights[i] * xs[group.rank] * (i + 1)).sum() for i in order).backward()
             counts.append(buckets._buckets._next)
-            for i, found in enumerate(buckets.wait()):
+            for i, actual in enumerate(buckets.wait()):
                 mean = data.mean(axis=0) * (i + 1)
-                np.testing.assert_allclose(found.numpy(), mean, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(actual.numpy(), mean, rtol=1e-5, atol=1e-6)
         buckets.close()
         closed = cto.torch.GradientBuckets(weights, group, megabytes=4e-5)
         for is_given in (True, False):

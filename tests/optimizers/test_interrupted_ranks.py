@@ -55,13 +55,13 @@ class Ranks:
     def check(self, after: list[bytes], place: object) -> str:
         """What it is: before, after, or the end of the group."""
         try:
-            found = [x.tobytes() for x in self.state()]
+            actual = [x.tobytes() for x in self.state()]
         except OpError:
-            found = []
-        if found == after:
+            actual = []
+        if actual == after:
             outcome = "after"
         else:
-            assert found in ([], self._before), f"torn at {place}"
+            assert actual in ([], self._before), f"torn at {place}"
             try:
                 self.step()
                 assert [x.tobytes() for x in self.state()] == after, place

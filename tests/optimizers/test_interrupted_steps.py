@@ -73,7 +73,7 @@ class Loop:
         """The state before, or after, or none; none is as good as new once one is loaded."""
         assert sys.exception() is None  # of the interrupted call, in later tests
         try:
-            found = self.state()
+            actual = self.state()
         except OpError:
             for call in self._calls:
                 with pytest.raises(ProviderError, match=TORN):
@@ -83,8 +83,8 @@ class Loop:
             self.go_back().step()
             assert self.state() == self.after, place
             return
-        assert found in (self.before, self.after), f"torn at {place}"
-        self.outcomes["after" if found == self.after else "before"] += 1
+        assert actual in (self.before, self.after), f"torn at {place}"
+        self.outcomes["after" if actual == self.after else "before"] += 1
         self.step()  # it is usable
 
     def interrupt(self) -> list[object]:
@@ -266,8 +266,8 @@ def test_a_state_is_whole_while_another_thread_steps(kind) -> None:
     assert made
     for state in states:
         for moment, wanted in zip(("moment_1", "moment_2"), expected[state["step"]], strict=True):
-            found = {x.tobytes() for x in state[moment].values()}
-            assert found == {wanted} or not state["step"], f"torn behind step {state['step']}"
+            actual = {x.tobytes() for x in state[moment].values()}
+            assert actual == {wanted} or not state["step"], f"torn behind step {state['step']}"
 
 
 def test_loading_is_whole(cpu, seed) -> None:
@@ -280,9 +280,9 @@ def test_loading_is_whole(cpu, seed) -> None:
 
     def check(made: Loop, place: object) -> None:
         try:
-            found = made.state()
+            actual = made.state()
         except ProviderError:
             return
-        assert found in (before, wanted), place
+        assert actual in (before, wanted), place
 
     at_each_line(loop.go_back, lambda made: made.optimizer.load_state_dict(state), check)

@@ -143,10 +143,10 @@ def test_loading_is_whole(kind, seed) -> None:
 
     def check(made: Loop, place: object) -> None:
         try:
-            found = made.state()
+            actual = made.state()
         except ProviderError:
             return
-        assert found in (made.before, wanted), place
+        assert actual in (made.before, wanted), place
 
     load = lambda made: made.optimizer.load_state_dict(copy.deepcopy(state))  # noqa: E731
     at_each_line(super(Tensors, loop).go_back, load, check)  # counts become others

@@ -32,14 +32,14 @@ def parameters(tensors):
 
 def addresses(launches) -> set[int]:
     """All that the launches were given, and all in their tables."""
-    found: set[int] = set()
+    actual: set[int] = set()
     for _, arguments in launches:
         for value in arguments:
             if isinstance(value, np.uint64):
-                found.add(int(value))
+                actual.add(int(value))
             elif isinstance(value, np.void) and value.nbytes % 8 == 0:
-                found.update(np.frombuffer(value.tobytes(), np.uint64).tolist())
-    return found
+                actual.update(np.frombuffer(value.tobytes(), np.uint64).tolist())
+    return actual
 
 
 def stepped(backend, optimizer, gradients, **numbers) -> set[int]:
@@ -66,8 +66,8 @@ def test_nothing_is_exchanged(backend, monkeypatch, made, name) -> None:
     optimizer = getattr(cto, name)(weights, torch.tensor([0.1]))
     for _ in range(4):
         gradients, rate = made(*SHAPES), torch.tensor([0.1])
-        found = stepped(backend, optimizer, gradients, lr=rate, loss_scale=2.0, max_norm=1.0)
-        assert pointers([*gradients, *weights, rate]) <= found
+        actual = stepped(backend, optimizer, gradients, lr=rate, loss_scale=2.0, max_norm=1.0)
+        assert pointers([*gradients, *weights, rate]) <= actual
         assert type(optimizer.gradient_norm) is torch.Tensor
 
 
@@ -106,9 +106,9 @@ def test_a_state_goes_from_one_kind_of_memory_to_the_other(made) -> None:
     with tensors_on(EmulatedTensors()):
         optimizer = cto.AdamW(parameters(weights))
         optimizer.load_state_dict(host.state_dict())
-        found = optimizer.state_dict()
-    assert found["step"] == 1
-    assert_matches(found["moment_1"]["0"], host.state_dict()["moment_1"]["0"], 0)
+        actual = optimizer.state_dict()
+    assert actual["step"] == 1
+    assert_matches(actual["moment_1"]["0"], host.state_dict()["moment_1"]["0"], 0)
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -279,9 +279,9 @@ def test_parameters_of_another_form_are_refused(made, how, native) -> None:
         for _ in range(2):
             with pytest.raises(OpError, match="AdamW: "):
                 optimizer.step(gradients)
-        found = weight.detach()
-        found = found.t() if how == "t_" else found.view(torch.float32)
-        assert torch.equal(found, before[: len(found)])
+        actual = weight.detach()
+        actual = actual.t() if how == "t_" else actual.view(torch.float32)
+        assert torch.equal(actual, before[: len(actual)])
 
     if not native:
         train()
@@ -316,6 +316,6 @@ def test_threads_have_steps_of_their_own(backend, made) -> None:
     assert not errors
     for name, arguments in backend.launches:
         if name == "adam__list":
-            found = addresses([(name, arguments)])
-            (owner,) = (i for i in range(n) if found & pointers(weights[i]))
-            assert sum(pointers(some) <= found for some in gradients[owner]) == 1
+            actual = addresses([(name, arguments)])
+            (owner,) = (i for i in range(n) if actual & pointers(weights[i]))
+            assert sum(pointers(some) <= actual for some in gradients[owner]) == 1

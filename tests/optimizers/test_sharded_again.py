@@ -67,9 +67,9 @@ def test_other_gradients_are_looked_at(played) -> None:
     gradients = made()
     first = played(gradients)
     others = [*gradients[:2], *made(SHAPES[2:3]), gradients[3]]
-    found = played(others)
-    assert found[0] == 1
-    assert found[1] != first[1]
+    actual = played(others)
+    assert actual[0] == 1
+    assert actual[1] != first[1]
     assert played([gradients[0], None, *gradients[2:]])[0] == 1
     of_one, of_other = ([None] * i + gradients[1:2] + [None] * (3 - i) for i in (1, 3))
     assert [played(of_one)[0], played(of_other)[0]] == [1, 1]  # the same array

@@ -42,12 +42,12 @@ def test_gradients_of_other_parameters_are_refused_on_all_ranks() -> None:
     def step(group):
         ps = [np.ones(3, "f"), np.ones(3, "f")]
         optimizer = cto.AdamW(ps, group=group)
-        found = [np.ones(3, "f"), None]
+        actual = [np.ones(3, "f"), None]
         words = "the ranks disagree: rank 0 calls AdamW.step with gradients of parameters 1 on cpu"
         with pytest.raises(ArgumentError, match=words):
-            optimizer.step(found if group.rank else found[::-1])
+            optimizer.step(actual if group.rank else actual[::-1])
         assert (ps[0] == 1).all()
-        optimizer.step(found)
+        optimizer.step(actual)
         assert (ps[0] < 1).all()
 
     results(in_threads(2, step))

@@ -73,34 +73,34 @@ def gone_on(n: int, seed: int, before: list, load) -> list[list[np.ndarray]]:
 def test_a_whole_state_goes_on_with_any_number_of_ranks(n, m, seed) -> None:
     before = stopped(n, seed, lambda optimizer: optimizer.state_dict())
     states = [kept for *_, kept in before]
-    for found in gone_on(m, seed, before, lambda o: o.load_state_dict(states[0])):
-        assert_same(found, whole(seed))
+    for actual in gone_on(m, seed, before, lambda o: o.load_state_dict(states[0])):
+        assert_same(actual, whole(seed))
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 2), (3, 3), (3, 2), (2, 1), (2, 4)])
 def test_shares_go_on_with_any_number_of_ranks(n, m, seed) -> None:
     before = stopped(n, seed, lambda optimizer: optimizer.state_dict(sharded=True))
     states = [kept for *_, kept in before]
-    for found in gone_on(m, seed, before, lambda o: o.load_state_dict(states)):
-        assert_same(found, whole(seed))
+    for actual in gone_on(m, seed, before, lambda o: o.load_state_dict(states)):
+        assert_same(actual, whole(seed))
 
 
 def test_a_share_goes_on_by_itself(seed, tmp_path) -> None:
     before = stopped(3, seed, lambda o: o.save(tmp_path / f"{o.group.rank}.npz", sharded=True))
     load = lambda o: o.load(tmp_path / f"{o.group.rank}.npz")  # noqa: E731
-    for found in gone_on(3, seed, before, load):
-        assert_same(found, whole(seed))
+    for actual in gone_on(3, seed, before, load):
+        assert_same(actual, whole(seed))
     files = [tmp_path / f"{rank}.npz" for rank in range(3)]
-    for found in gone_on(2, seed, before, lambda o: o.load(files)):
-        assert_same(found, whole(seed))
+    for actual in gone_on(2, seed, before, lambda o: o.load(files)):
+        assert_same(actual, whole(seed))
 
 
 def test_a_whole_file_is_written_once_and_is_anybodys(seed, tmp_path) -> None:
     path = tmp_path / "state.npz"
     before = stopped(2, seed, lambda o: o.save(tmp_path / ("not" * o.group.rank + "state.npz")))
-    assert [found.name for found in tmp_path.iterdir()] == ["state.npz"]
-    for found in gone_on(3, seed, before, lambda o: o.load(path)):
-        assert_same(found, whole(seed))
+    assert [actual.name for actual in tmp_path.iterdir()] == ["state.npz"]
+    for actual in gone_on(3, seed, before, lambda o: o.load(path)):
+        assert_same(actual, whole(seed))
     alone = Training(None, seed)
     alone.steps(STEPS // 2)
     alone.optimizer.save(tmp_path / "alone.npz")

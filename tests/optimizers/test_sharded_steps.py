@@ -37,8 +37,8 @@ def test_bits_are_those_of_a_step_by_the_means(n, types, seed) -> None:
         training.steps(4)
         return training.results()
 
-    for found in results(in_threads(n, trained)):
-        assert_same(found, expected)
+    for actual in results(in_threads(n, trained)):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("types", ["float32", "float32 bfloat16"])
@@ -53,9 +53,9 @@ def test_kernels_and_nccl_have_the_same_bits(types, monkeypatch, seed) -> None:
             training.steps(2, without=(1, 3))
             return training.results()
 
-        found = results(in_threads(2, trained))
+        actual = results(in_threads(2, trained))
         expected = by_means(2, seed, TYPES[types], run, without=(1, 3)).results()
-    for own in found:
+    for own in actual:
         assert_same(own, expected)
 
 
@@ -74,9 +74,9 @@ def test_bits_are_the_same_however_many_turns_the_parameters_take(
         training.steps(2, without=(1, 3))
         return training.results(), len(training.optimizer._operators(range(len(SHAPES)))[1])
 
-    for found, turns in results(in_threads(n, trained)):
+    for actual, turns in results(in_threads(n, trained)):
         assert turns == 3
-        assert_same(found, expected)
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -228,12 +228,14 @@ def test_fewer_parameters_than_ranks(seed) -> None:
     def trained(group):
         training = RankTraining(group, seed, shapes=shapes)
         training.steps(4)
-        held = sum(len(found) for found in training.optimizer.state_dict(True)["moment_1"].values())
+        held = sum(
+            len(actual) for actual in training.optimizer.state_dict(True)["moment_1"].values()
+        )
         return training.results(), held
 
-    found = results(in_threads(4, trained))
-    assert sorted(held for _, held in found) == [0, 0, 1, 3]
-    for own, _ in found:
+    actual = results(in_threads(4, trained))
+    assert sorted(held for _, held in actual) == [0, 0, 1, 3]
+    for own, _ in actual:
         assert_same(own, expected)
 
 
@@ -248,8 +250,8 @@ def test_parameters_without_gradients_stay(seed) -> None:
         return training.results()
 
     expected = by_means(2, seed, without=(0, 4, 5)).results()
-    for found in results(in_threads(2, trained)):
-        assert_same(found, expected)
+    for actual in results(in_threads(2, trained)):
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -282,8 +284,8 @@ def test_moments_are_divided_evenly(seed) -> None:
 
     total = 4 * sum(int(np.prod(shape)) for shape in shapes)
     for n in (2, 3, 4):
-        found = results(in_threads(n, held))
-        for moment in zip(*found, strict=True):
+        actual = results(in_threads(n, held))
+        for moment in zip(*actual, strict=True):
             assert sum(moment) == total + 4 * n  # an element of padding each
             assert max(moment) <= total / n + 4 * n * 128
 
@@ -304,8 +306,8 @@ def test_tensors_are_updated_where_they_are(seed) -> None:
                 training.parameters[0] = tensors[0].detach().numpy()
         return training.results()
 
-    for found in results(in_threads(2, trained)):
-        assert_same(found, expected)
+    for actual in results(in_threads(2, trained)):
+        assert_same(actual, expected)
 
 
 def test_a_copy_goes_on_by_itself(seed) -> None:

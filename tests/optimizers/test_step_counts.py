@@ -38,12 +38,12 @@ def drawn(seed: int) -> tuple[list[np.ndarray], list[list[np.ndarray | None]]]:
     start = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
     every = []
     for i in range(N_STEPS):
-        found = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
+        actual = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
         missing = rng.random(len(SHAPES)) < 0.4
         missing[-1], missing[0] = i < 4, i in (2, 3)
         if i == SKIPPED:
-            found[0].flat[3] = np.nan
-        every.append([None if m else g for m, g in zip(missing, found, strict=True)])
+            actual[0].flat[3] = np.nan
+        every.append([None if m else g for m, g in zip(missing, actual, strict=True)])
     return start, every
 
 
@@ -100,8 +100,8 @@ def test_a_step_is_one_update_until_counts_differ(run) -> None:
     def symbols(*places: int) -> list[str]:
         with launch_log() as log:
             optimizer.step([g if i in places else None for i, g in enumerate(gradients)])
-        found = [step.symbol for step in log]
-        return [s for s in found if s.startswith("adam__")], "optimizer__norm" in str(found)
+        actual = [step.symbol for step in log]
+        return [s for s in actual if s.startswith("adam__")], "optimizer__norm" in str(actual)
 
     one = ["adam__list", "adam__count"]
     assert symbols(0, 1, 2) == (one, True)

@@ -68,10 +68,10 @@ def test_adamw_is_pytorchs(kind, seed) -> None:
 
 
 def test_groups_have_numbers_of_their_own_and_one_norm(seed) -> None:
-    found = pair(seed, weight_decay=0.0, lr=3e-3, betas=(0.8, 0.95))
-    (ours, optimizer), (theirs, _) = found
+    actual = pair(seed, weight_decay=0.0, lr=3e-3, betas=(0.8, 0.95))
+    (ours, optimizer), (theirs, _) = actual
     optimizer.max_norm = 0.05
-    steps(found, seed, 20, max_norm=0.05)
+    steps(actual, seed, 20, max_norm=0.05)
     assert_close(ours, theirs)
     grads = [p.grad for p in ours.parameters()]
     norm = torch.nn.utils.get_total_norm(grads)
@@ -81,10 +81,10 @@ def test_groups_have_numbers_of_their_own_and_one_norm(seed) -> None:
 @pytest.mark.parametrize("first", [(), (0, 3)])
 def test_parameters_count_their_own_steps(seed, first) -> None:
     """Gradients that are missing at times, at first, and of all."""
-    found = pair(seed, numbers=SMOOTH, weight_decay=0.0)
+    actual = pair(seed, numbers=SMOOTH, weight_decay=0.0)
     for i, missing in enumerate([first, (3,), (1, 3), (1, 2, 3), (), (0, 1, 2, 3), ()]):
-        steps(found, seed + i, 3, missing)
-    (ours, optimizer), (theirs, other) = found
+        steps(actual, seed + i, 3, missing)
+    (ours, optimizer), (theirs, other) = actual
     assert_close(ours, theirs)
     counts = [
         [float(one.state_dict()["state"][i]["step"]) for i in range(4)]
@@ -95,18 +95,18 @@ def test_parameters_count_their_own_steps(seed, first) -> None:
 
 def test_states_go_both_ways(seed) -> None:
     """Ours into PyTorch's own, PyTorch's into ours; each goes on as the other would."""
-    found = pair(seed, numbers=SMOOTH, weight_decay=0.0)
-    steps(found, seed, 5, (1,))
-    steps(found, seed, 5)
-    crossed = [copy.deepcopy(found[1]), copy.deepcopy(found[0])]
-    for (model, optimizer), (_, giver) in zip(found, copy.deepcopy(crossed), strict=True):
+    actual = pair(seed, numbers=SMOOTH, weight_decay=0.0)
+    steps(actual, seed, 5, (1,))
+    steps(actual, seed, 5)
+    crossed = [copy.deepcopy(actual[1]), copy.deepcopy(actual[0])]
+    for (model, optimizer), (_, giver) in zip(actual, copy.deepcopy(crossed), strict=True):
         optimizer.load_state_dict(giver.state_dict())
         del model
-    steps(found, seed + 1, 5)
+    steps(actual, seed + 1, 5)
     steps(crossed, seed + 1, 5)
-    for (model, _), (other, _) in zip(found, crossed, strict=True):
+    for (model, _), (other, _) in zip(actual, crossed, strict=True):
         assert_close(model, other)
-    assert_close(found[0][0], found[1][0])
+    assert_close(actual[0][0], actual[1][0])
 
 
 def test_a_states_tensors_are_each_parameters_own(seed) -> None:
@@ -129,8 +129,8 @@ def test_checkpoints_by_names(seed) -> None:
     assert state["state"]["0.weight"].keys() == {"step", "exp_avg", "exp_avg_sq"}
     set_optimizer_state_dict(other, fresh, state)
     other.load_state_dict(model.state_dict())
-    found = [(model, optimizer), (other, fresh)]
-    steps(found, seed + 2, 4)
+    actual = [(model, optimizer), (other, fresh)]
+    steps(actual, seed + 2, 4)
     assert difference(model, other) == 0
 
 
@@ -138,8 +138,8 @@ def test_checkpoints_by_names(seed) -> None:
 @pytest.mark.parametrize("max_norm", [None, 1e-3])
 def test_gradients_that_a_scaler_unscaled_are_not_unscaled_again(seed, max_norm, is_bad) -> None:
     """Its infinities skip the step all the same."""
-    found = pair(seed)
-    for model, optimizer in found:
+    actual = pair(seed)
+    for model, optimizer in actual:
         scaler = torch.amp.GradScaler("cpu", 1024.0)
         for i in range(3):
             optimizer.zero_grad()
@@ -147,14 +147,14 @@ def test_gradients_that_a_scaler_unscaled_are_not_unscaled_again(seed, max_norm,
             if is_bad and i == 1:
                 model[2].bias.grad[0] = float("-inf")
             scaler.unscale_(optimizer)
-            if optimizer is found[0][1]:
+            if optimizer is actual[0][1]:
                 optimizer.max_norm = max_norm
             elif max_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             scaler.step(optimizer)
             scaler.update()
-    assert_close(found[0][0], found[1][0])
-    assert {float(s["step"]) for s in found[0][1].state.values()} == {3.0 - is_bad}
+    assert_close(actual[0][0], actual[1][0])
+    assert {float(s["step"]) for s in actual[0][1].state.values()} == {3.0 - is_bad}
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -179,24 +179,24 @@ def test_what_a_version_before_had_pickled_goes_on(seed) -> None:
     other.__setstate__(state)
     steps([(model, optimizer), (again, other)], seed + 1, 3)
     assert difference(model, again) == 0
-    for home, found in {"adamw": AdamW, "sgd": SGD, "lamb": Lamb}.items():
-        name = f"ccupy_training_ops.torch.optim.{home}\n{found.__name__}\n."
-        assert pickle.loads(name.encode()) is found
+    for home, actual in {"adamw": AdamW, "sgd": SGD, "lamb": Lamb}.items():
+        name = f"ccupy_training_ops.torch.optim.{home}\n{actual.__name__}\n."
+        assert pickle.loads(name.encode()) is actual
 
 
 def test_a_group_that_is_added_begins_at_once(seed) -> None:
-    found = pair(seed, weight_decay=0.0)
-    steps(found, seed, 3)
-    extra = [torch.nn.Parameter(torch.ones(3)) for _ in found]
-    for p, (_, optimizer) in zip(extra, found, strict=True):
+    actual = pair(seed, weight_decay=0.0)
+    steps(actual, seed, 3)
+    extra = [torch.nn.Parameter(torch.ones(3)) for _ in actual]
+    for p, (_, optimizer) in zip(extra, actual, strict=True):
         optimizer.add_param_group({"params": [p], "lr": 0.5})
     for i in range(3):
         for p in extra:
             p.grad = torch.full((3,), 0.1 + i)
-        for _, optimizer in found:
+        for _, optimizer in actual:
             optimizer.step()
     torch.testing.assert_close(*extra)
-    assert_close(found[0][0], found[1][0])
+    assert_close(actual[0][0], actual[1][0])
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
@@ -262,7 +262,7 @@ def test_types_and_layouts(seed, max_norm) -> None:
 
 def test_square_parameters_beside_gradients_that_lie_otherwise(seed) -> None:
     """What was laid in the order of a parameter's memory is not laid so again."""
-    found = []
+    actual = []
     for make in (AdamW, torch.optim.AdamW):
         generator = torch.Generator().manual_seed(seed)
         weights = [torch.randn(8, 8, generator=generator) for _ in range(2)]
@@ -271,8 +271,8 @@ def test_square_parameters_beside_gradients_that_lie_otherwise(seed) -> None:
             p.grad = torch.randn(8, 8, generator=generator)
         weights[1].grad = weights[1].grad.t()
         make(weights, lr=0.1).step()
-        found.append(weights)
-    torch.testing.assert_close(*found)
+        actual.append(weights)
+    torch.testing.assert_close(*actual)
 
 
 def test_one_norm_of_gradients_that_lie_otherwise(seed) -> None:
@@ -295,7 +295,7 @@ def test_one_norm_of_gradients_that_lie_otherwise(seed) -> None:
 @pytest.mark.parametrize("n_groups", [1, 2])
 def test_gradients_that_are_negative_views(seed, make, max_norm, n_groups) -> None:
     """As that of the imaginary part of a conjugate is one."""
-    found = []
+    actual = []
     for is_view in (True, False):
         generator = torch.Generator().manual_seed(seed)
         weights = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(3)]
@@ -305,19 +305,19 @@ def test_gradients_that_are_negative_views(seed, make, max_norm, n_groups) -> No
             p.grad = torch._neg_view(gradient) if is_view else -gradient
         groups = [{"params": weights[i::n_groups]} for i in range(n_groups)]
         make(groups, lr=0.1, max_norm=max_norm).step()
-        found.append(weights)
-    torch.testing.assert_close(*found, atol=0, rtol=0)
+        actual.append(weights)
+    torch.testing.assert_close(*actual, atol=0, rtol=0)
 
 
 def test_a_count_that_is_set_is_followed(seed) -> None:
     """Of one parameter: others of its part go on from their own."""
-    found = pair(seed)
-    steps(found, seed, 3)
-    for model, optimizer in found:
+    actual = pair(seed)
+    steps(actual, seed, 3)
+    for model, optimizer in actual:
         optimizer.state[model[0].weight]["step"] = torch.tensor(0.0)
-    steps(found, seed + 1, 2)
-    assert_close(found[0][0], found[1][0])
-    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in found]
+    steps(actual, seed + 1, 2)
+    assert_close(actual[0][0], actual[1][0])
+    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in actual]
     assert counts[0] == counts[1] == [2, 5, 5, 5]
 
 
@@ -326,30 +326,30 @@ def test_a_count_that_is_set_is_followed(seed) -> None:
 def test_a_count_that_is_written_in_place_is_followed(seed, change, is_native) -> None:
     """It is one tensor of all parameters that were updated in the same steps."""
     name, *given = change.split()
-    found = pair(seed)
+    actual = pair(seed)
     with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
-        steps(found, seed, 3)
-        for model, optimizer in found:
+        steps(actual, seed, 3)
+        for model, optimizer in actual:
             counts = {id(t): t for t in (optimizer.state[p]["step"] for p in model.parameters())}
             for count in counts.values():
                 getattr(count, name)(*map(int, given))
-        steps(found, seed + 1, 2)
-    assert_close(found[0][0], found[1][0])
-    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in found]
+        steps(actual, seed + 1, 2)
+    assert_close(actual[0][0], actual[1][0])
+    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in actual]
     assert counts[0] == counts[1]
 
 
 def test_a_state_of_pytorchs_adam_is_loaded(seed) -> None:
     """Its decay of weights is another: what is loaded goes on as AdamW."""
-    found = pair(seed)
+    actual = pair(seed)
     giver = pair(seed, torch.optim.Adam)[0]
     steps([giver], seed, 3)
-    for model, optimizer in found:
+    for model, optimizer in actual:
         model.load_state_dict(giver[0].state_dict())
         optimizer.load_state_dict(copy.deepcopy(giver[1].state_dict()))
-    assert all(g["decoupled_weight_decay"] for _, o in found for g in o.param_groups)
-    steps(found, seed + 1, 3)
-    assert_close(found[0][0], found[1][0])
+    assert all(g["decoupled_weight_decay"] for _, o in actual for g in o.param_groups)
+    steps(actual, seed + 1, 3)
+    assert_close(actual[0][0], actual[1][0])
 
 
 @pytest.mark.parametrize("n_groups", [1, 2])
@@ -363,11 +363,11 @@ def test_the_norm_of_no_element_is_0(n_groups) -> None:
 
 
 def test_sgd_is_pytorchs(seed) -> None:
-    found = pair(seed, SGD, torch.optim.SGD)
-    found[0][1].max_norm = 0.1
-    steps(found, seed, 10, (2,), max_norm=0.1)
-    steps(found, seed, 10, max_norm=0.1)
-    assert_close(found[0][0], found[1][0])
+    actual = pair(seed, SGD, torch.optim.SGD)
+    actual[0][1].max_norm = 0.1
+    steps(actual, seed, 10, (2,), max_norm=0.1)
+    steps(actual, seed, 10, max_norm=0.1)
+    assert_close(actual[0][0], actual[1][0])
 
 
 def test_lamb_is_ours_over_arrays(seed) -> None:

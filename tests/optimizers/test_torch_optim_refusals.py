@@ -198,7 +198,7 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) 
             p.grad = torch.ones_like(p)
         return AdamW(parameters, lr=0.1, **options), parameters
 
-    (optimizer, found), (other, expected) = begun(), begun()
+    (optimizer, actual), (other, expected) = begun(), begun()
     made, parts = AdamW._make, []
 
     def stopped(*given):
@@ -216,7 +216,7 @@ def test_a_beginning_that_was_stopped_begins_anew(monkeypatch, n_made, options) 
         torch.manual_seed(1)
         for _ in range(2):
             each.step()
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
 
 

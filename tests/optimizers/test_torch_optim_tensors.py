@@ -41,8 +41,8 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n
     from cupy_training_ops.call import interop
 
     model = net(seed)
-    found = list(model.parameters())
-    groups = [{"params": found[i::n_groups]} for i in range(n_groups)]
+    actual = list(model.parameters())
+    groups = [{"params": actual[i::n_groups]} for i in range(n_groups)]
     with tensors_on(HollowTensors()) as backend:
         optimizer = make(groups, lr=1e-2, max_norm=max_norm)
         for name in ("share_memory", "as_tensor", "_stream"):
@@ -52,13 +52,13 @@ def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n
             optimizer.zero_grad()
             backward(model, generator)
             if i == 2:
-                found[0].grad = None
+                actual[0].grad = None
             optimizer.grad_scale, optimizer.found_inf = torch.ones(1), torch.zeros(1)
             backend.launches.clear()
             with no_waiting(monkeypatch):
                 optimizer.step()
             assert given_to(backend.launches) >= {
-                t.data_ptr() for p in found if p.grad is not None for t in (p, p.grad)
+                t.data_ptr() for p in actual if p.grad is not None for t in (p, p.grad)
             }
 
 
@@ -151,11 +151,11 @@ def test_kernels_step_as_pytorch(seed, max_norm) -> None:
 @pytest.mark.parametrize("what", ["data", "exp_avg data", "exp_avg", "state"])
 def test_tensors_that_became_others_are_followed(seed, what, is_native) -> None:
     """A parameter's or a moment's memory, a moment of the state, a whole state."""
-    found = pair(seed)
+    actual = pair(seed)
     with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
-        steps(found[:1], seed, 3)
-        steps(found[1:], seed, 3)
-        for model, optimizer in found:
+        steps(actual[:1], seed, 3)
+        steps(actual[1:], seed, 3)
+        for model, optimizer in actual:
             p = model[0].weight
             state = optimizer.state[p]
             if what == "data":
@@ -166,16 +166,16 @@ def test_tensors_that_became_others_are_followed(seed, what, is_native) -> None:
                 state["exp_avg"] = state["exp_avg"] * 2
             else:
                 optimizer.state[p] = {k: v.clone() * 2 for k, v in state.items()}
-        steps(found, seed + 1, 3)
-    assert_close(found[0][0], found[1][0])
-    counts = [float(optimizer.state[model[0].weight]["step"]) for model, optimizer in found]
+        steps(actual, seed + 1, 3)
+    assert_close(actual[0][0], actual[1][0])
+    counts = [float(optimizer.state[model[0].weight]["step"]) for model, optimizer in actual]
     assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> None:
     """Also for one that has no gradient in the next step."""
-    found = []
+    actual = []
     for make in (AdamW, torch.optim.AdamW):
         parameters = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
         optimizer = make(parameters, lr=0.1)
@@ -187,8 +187,8 @@ def test_a_number_of_steps_that_was_written_holds_for_all_parameters(later) -> N
             if i == 0:
                 for parameter in parameters:
                     optimizer.state[parameter]["step"].fill_(50)
-        found.append(torch.stack([p.detach() for p in parameters]))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+        actual.append(torch.stack([p.detach() for p in parameters]))
+    torch.testing.assert_close(*actual, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
@@ -201,10 +201,10 @@ def test_copies_of_gradients_live_until_their_step_is_queued(monkeypatch, make) 
         return copied
 
     def looked_at(*given):
-        found, before = writes(*given), copies[:]
+        actual, before = writes(*given), copies[:]
         assert before
         assert all(copy() is not None for copy in before)
-        return found
+        return actual
 
     monkeypatch.setattr(part, "laid_out", laid_out)
     monkeypatch.setattr(part.Part, "writes", looked_at)

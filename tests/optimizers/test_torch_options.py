@@ -79,14 +79,14 @@ def test_steps_are_pytorchs(way, dtype, seed) -> None:
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_kernels_step_as_the_host(way, max_norm, seed) -> None:
     make, options = WAYS[way]
-    found = []
+    actual = []
     for is_native in (True, False):
         with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
             parameters = begun(seed)
             optimizer = make(parameters, lr=0.1, max_norm=max_norm, **options)
             steps([(parameters, optimizer)], seed, 2, missing=(1,))
-        found.append((parameters, optimizer))
-    (ours, one), (theirs, other) = found
+        actual.append((parameters, optimizer))
+    (ours, one), (theirs, other) = actual
     assert_same(ours, theirs, rtol=1e-5, atol=1e-6)
     for a, b in zip(one.state.values(), other.state.values(), strict=True):
         for name in a:
@@ -180,7 +180,7 @@ def test_small_steps_are_not_lost(make, options, coded_from) -> None:
     coded_from(4096)
     if make is SGD:
         options = {"momentum": 0.5, "nesterov": True}
-    n, found = 1 << 13, []
+    n, actual = 1 << 13, []
     for own in (None, 7, 7, 8):
         p = torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16))
         q = torch.nn.Parameter(torch.ones(5))  # of another type, rounded to nearest
@@ -189,13 +189,13 @@ def test_small_steps_are_not_lost(make, options, coded_from) -> None:
         for _ in range(20):
             p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
             optimizer.step()
-        found.append(p.detach().float())
+        actual.append(p.detach().float())
     exact = float(q.detach()[0])
     assert exact < 1 - 18 * 2.0**-14
-    assert (found[0] == 1).all()  # all steps are lost
-    assert torch.equal(found[1], found[2])
-    assert not torch.equal(found[1], found[3])
-    assert abs(float(found[1].mean()) - exact) < 0.1 * (1 - exact)
+    assert (actual[0] == 1).all()  # all steps are lost
+    assert torch.equal(actual[1], actual[2])
+    assert not torch.equal(actual[1], actual[3])
+    assert abs(float(actual[1].mean()) - exact) < 0.1 * (1 - exact)
 
 
 def test_a_seed_without_a_momentum_is_refused() -> None:

@@ -164,8 +164,8 @@ class ProbeRead(Probe):
 
 
 def probe_read(x, value):  # noqa: ARG001 - where it runs
-    found = np.ravel(value)
-    return found[:1].astype(np.float64), found[:1].astype(np.int64)
+    actual = np.ravel(value)
+    return actual[:1].astype(np.float64), actual[:1].astype(np.int64)
 
 
 class ProbeCopy(Probe):

@@ -143,9 +143,9 @@ def one_call(group: cto.ProcessGroup, i: int, seed: int, is_over: bool) -> bool:
     return bool(x[-1])
 
 
-def refuse_wrong(found: np.ndarray, expected: np.int64) -> None:
+def refuse_wrong(actual: np.ndarray, expected: np.int64) -> None:
     """End at once, as nothing else here does."""
-    if not (found == expected).all():
+    if not (actual == expected).all():
         os.write(2, b"a wrong number\n")
         os._exit(2)
 
@@ -210,31 +210,31 @@ def trial(engine: str, kind: str, seed: int, timeout: float, store: Any) -> dict
         os.kill(store[1], signal.SIGSTOP)
     else:
         strike(kind, numbers[victim])
-    found = gathered(numbers, None if kind != "stop" else victim, timeout)
+    actual = gathered(numbers, None if kind != "stop" else victim, timeout)
     if kind == OF_STORES:
         os.kill(store[1], signal.SIGCONT)
     os.close(reader)
     os.close(ready)
-    return {"n": n, "victim": victim, "ends": found, "seed": seed}
+    return {"n": n, "victim": victim, "ends": actual, "seed": seed}
 
 
 def gathered(numbers: list[int], stopped: int | None, timeout: float) -> list[Any]:
     """How each ended, and how many seconds after; who was stopped goes on after the others."""
-    since, found = time.monotonic(), [None] * len(numbers)
-    while None in found and time.monotonic() - since < timeout + 20:
-        others = [end for rank, end in enumerate(found) if rank != stopped]
-        if stopped is not None and None not in others and found[stopped] is None:
+    since, actual = time.monotonic(), [None] * len(numbers)
+    while None in actual and time.monotonic() - since < timeout + 20:
+        others = [end for rank, end in enumerate(actual) if rank != stopped]
+        if stopped is not None and None not in others and actual[stopped] is None:
             os.kill(numbers[stopped], signal.SIGCONT)
         for rank, number in enumerate(numbers):
-            if found[rank] is None:
+            if actual[rank] is None:
                 pid, status = os.waitpid(number, os.WNOHANG)
-                found[rank] = (ended(status), time.monotonic() - since) if pid else None
+                actual[rank] = (ended(status), time.monotonic() - since) if pid else None
         time.sleep(0.002)
-    for number, end in zip(numbers, found, strict=True):
+    for number, end in zip(numbers, actual, strict=True):
         if end is None:
             os.kill(number, signal.SIGKILL)
             os.waitpid(number, 0)
-    return [end or ("stuck", 0.0) for end in found]
+    return [end or ("stuck", 0.0) for end in actual]
 
 
 def ended(status: int) -> str:
@@ -263,8 +263,8 @@ def main(engine: str, kinds: str, count: str, seed: str, timeout: str) -> None:
             import torch.distributed  # noqa: F401 - once, before any fork
         for number in range(int(seed), int(seed) + int(count)):
             for kind in kinds.split(","):
-                found = trial(engine, kind, number, float(timeout), place)
-                print(json.dumps({"kind": kind, **found}), flush=True)
+                actual = trial(engine, kind, number, float(timeout), place)
+                print(json.dumps({"kind": kind, **actual}), flush=True)
 
 
 if __name__ == "__main__":

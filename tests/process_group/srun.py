@@ -26,11 +26,11 @@ JOB = {
 
 def variables(kind: str, rank: int, n: int) -> dict[str, str]:
     """Those of a task."""
-    found = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": n, "SLURM_NPROCS": n}
-    found |= {"SLURM_STEP_NUM_TASKS": n, "SLURM_STEP_TASKS_PER_NODE": n}
+    actual = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NTASKS": n, "SLURM_NPROCS": n}
+    actual |= {"SLURM_STEP_NUM_TASKS": n, "SLURM_STEP_TASKS_PER_NODE": n}
     if kind == "pmi2":
-        found |= {"PMI_RANK": rank, "PMI_SIZE": n, "PMI_JOBID": "77.0"}
-    return JOB | {name: str(value) for name, value in found.items()}
+        actual |= {"PMI_RANK": rank, "PMI_SIZE": n, "PMI_JOBID": "77.0"}
+    return JOB | {name: str(value) for name, value in actual.items()}
 
 
 def main(kind: str, tasks: str, *command: str) -> int:

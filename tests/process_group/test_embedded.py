@@ -61,25 +61,25 @@ def test_after_a_call_that_was_stopped_and_caught_no_sum_is_wrong(
     monkeypatch, victim, error, method, after
 ) -> None:
     def call(group) -> list[float | str]:
-        found: list[float | str] = []
+        actual: list[float | str] = []
         if group.rank == victim:
             raising(monkeypatch, group._engine, method, error, after)
         for i in range(3):
             try:
-                found.append(reduced(group, 10.0**i))
+                actual.append(reduced(group, 10.0**i))
             except GroupError as e:
-                found.append(str(e))
+                actual.append(str(e))
             except (KeyboardInterrupt, StopError) as e:
-                found.append(type(e).__name__)
-        return found
+                actual.append(type(e).__name__)
+        return actual
 
-    found = results(in_threads(3, call))
-    for rank, values in enumerate(found):
+    actual = results(in_threads(3, call))
+    for rank, values in enumerate(actual):
         for i, value in enumerate(values):
             assert isinstance(value, str) or value == 3 * 10.0**i
         if rank != victim:  # the first may have been answered
             assert f"rank {victim} stopped in the middle of NcclAllReduce: {error!r}" in values[2]
-    own = found[victim]
+    own = actual[victim]
     assert (
         "group: rank" in own[0]
         if isinstance(error, MemoryError)
@@ -198,12 +198,12 @@ def test_a_call_of_another_thread_is_refused_while_one_is_under_way() -> None:
 
 def test_threads_take_turns() -> None:
     def call(group) -> list[float]:
-        turns = [threading.Thread(target=lambda: found.append(reduced(group, 1.0))) for _ in "ab"]
-        found: list[float] = []
+        turns = [threading.Thread(target=lambda: actual.append(reduced(group, 1.0))) for _ in "ab"]
+        actual: list[float] = []
         for turn in turns:
             turn.start()
             turn.join()
-        return found
+        return actual
 
     assert results(in_threads(2, call)) == [[2.0, 2.0]] * 2
 
@@ -211,13 +211,13 @@ def test_threads_take_turns() -> None:
 @pytest.mark.parametrize("n", [3, LARGE])  # while it waits for an answer, and in an array
 def test_what_another_thread_closes_in_the_middle_of_a_call_ends_it_at_once(n) -> None:
     first, second = cto.ProcessGroup.in_threads(2, 10.0)
-    found: list[str] = []
+    actual: list[str] = []
 
     def call(group) -> None:
         try:
             reduced(group, 1.0, n)
         except Exception as error:
-            found.append(f"{type(error).__name__}: {error}")
+            actual.append(f"{type(error).__name__}: {error}")
 
     caller = threading.Thread(target=call, args=(second,), daemon=True)
     caller.start()
@@ -228,8 +228,8 @@ def test_what_another_thread_closes_in_the_middle_of_a_call_ends_it_at_once(n) -
     call(first)
     first.close()
     words = "GroupError: NcclAllReduce: group: rank 1 "
-    assert found[0] == f"{words}closed its group in the middle of a call"
-    assert found[1].startswith(words)
+    assert actual[0] == f"{words}closed its group in the middle of a call"
+    assert actual[1].startswith(words)
 
 
 def test_words_that_cannot_be_made_leave_no_call_under_way() -> None:

@@ -73,9 +73,9 @@ def test_what_differs_the_first_time_is_an_error_on_both_that_ends_nothing() -> 
 def test_what_is_announced_is_not_taken() -> None:
     def call(group) -> str:
         say(group, "a", "a")
-        found = next_description(group, "Recv", 0) if group.rank else ""
+        actual = next_description(group, "Recv", 0) if group.rank else ""
         say(group, "b")
-        return found
+        return actual
 
     assert results(in_threads(2, call)) == ["", "b"]
 

@@ -30,9 +30,9 @@ def ones(n: int = 5, dtype=np.float32) -> list[np.ndarray]:
 
 def assert_told(n: int, victim: int, moment: str, words: str, timeout: float) -> None:
     with Processes(n, SCRIPT, str(victim), moment, timeout=timeout) as ranks:
-        found = ranks.ended()
-    assert found[victim][0] == KILLED
-    for rank, (status, text) in enumerate(found):
+        actual = ranks.ended()
+    assert actual[victim][0] == KILLED
+    for rank, (status, text) in enumerate(actual):
         if rank != victim:
             assert status == 3, text
             assert re.search(words, text)
@@ -87,8 +87,8 @@ def test_a_rank_that_fails_tells_the_others() -> None:
             raise ValueError("no data")
         cto.nccl_all_reduce(ones(), group=group)
 
-    found = in_threads(2, call)
-    assert "group: rank 1 failed: ValueError: no data" in str(found[0])
+    actual = in_threads(2, call)
+    assert "group: rank 1 failed: ValueError: no data" in str(actual[0])
 
 
 def test_a_rank_that_has_closed_its_group_is_named() -> None:

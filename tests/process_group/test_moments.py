@@ -31,9 +31,9 @@ def check(engine: str, kinds: Sequence[str], n: int, seed: int) -> None:
         start_new_session=True,
     )
     assert ran.returncode == 0, ran.stderr
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(found) == n * len(kinds)
-    for trial in found:
+    actual = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(actual) == n * len(kinds)
+    for trial in actual:
         check_trial(trial, ran.stderr)
 
 

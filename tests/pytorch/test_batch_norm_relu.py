@@ -64,11 +64,11 @@ def test_results_statistics_and_gradients_are_pytorchs(leaf, others, shape, is_l
     x, dy, given = leaf(*shape), leaf(*shape, gradients=False), others(shape, *names)
     cto.fallbacks(reset=True)
     for _ in range(3):  # the next ones go straight to the launches
-        found = results(ours, x, given, dy, is_last)
+        actual = results(ours, x, given, dy, is_last)
         expected = results(reference, x, given, dy, is_last)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-    assert found[0].stride() == expected[0].stride()
+    assert actual[0].stride() == expected[0].stride()
     assert cto.fallbacks() == {}
 
 
@@ -115,10 +115,10 @@ def test_relus_gradient_passes_at_nan(leaf) -> None:
     with torch.no_grad():
         residual[1, 2, 3] = torch.nan
     ones = torch.ones(4, 3, 5, dtype=torch.float64)
-    found = results(ours, x, {"residual": residual}, ones)
+    actual = results(ours, x, {"residual": residual}, ones)
     expected = results(reference, x, {"residual": residual}, ones)
-    assert found[4][1, 2, 3] == 1
-    for a, b in zip(found, expected, strict=True):
+    assert actual[4][1, 2, 3] == 1
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 

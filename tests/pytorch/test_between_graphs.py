@@ -67,8 +67,8 @@ def steps(make, x, compiled):
 def test_a_compiled_training_step_is_an_eager_one(made, name) -> None:
     torch._dynamo.reset()
     x = made(4, 8)
-    found, expected = (steps(OPTIMIZERS[name], x, compiled) for compiled in (True, False))
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    actual, expected = (steps(OPTIMIZERS[name], x, compiled) for compiled in (True, False))
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -87,8 +87,8 @@ def test_a_compiled_step_alone(made, name) -> None:
 def test_calls_of_tensors_are_eager_ones(made, function) -> None:
     torch._dynamo.reset()
     x = made(4, 8)
-    found = torch.compile(function, backend="eager")(x)
-    torch.testing.assert_close(found, function(x), atol=0, rtol=0)
+    actual = torch.compile(function, backend="eager")(x)
+    torch.testing.assert_close(actual, function(x), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("function", [compressed, stashed, gradient, bucketed, activations])

@@ -31,9 +31,9 @@ def small_chunks(monkeypatch):
 @small
 def test_chunks_cover_all_rows(rng) -> None:
     for n_rows in (1, 127, 128, 129, *map(int, rng.integers(1, 5000, 20))):
-        found = list(layer_sums.chunks(n_rows, 512))
-        assert [row for rows in found for row in range(n_rows)[rows]] == list(range(n_rows))
-        assert max(rows.stop - rows.start for rows in found) <= 256
+        actual = list(layer_sums.chunks(n_rows, 512))
+        assert [row for rows in actual for row in range(n_rows)[rows]] == list(range(n_rows))
+        assert max(rows.stop - rows.start for rows in actual) <= 256
     assert not list(layer_sums.chunks(0, 512))
 
 
@@ -95,13 +95,13 @@ def test_one_large_row_costs_others_no_accuracy(leaf, labels, n, is_ignored, siz
         return functional.linear_cross_entropy(hidden, weight, target)
 
     exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in (hidden, weight)])
-    found, other = (
+    actual, other = (
         with_gradients(chunked, (hidden, weight)),
         with_gradients(whole, (hidden, weight)),
     )
     # The gradient of a loss is multiplied by that loss, as a bfloat16 number, whose own error is of
     # the row's two largest scores.
-    (exact_loss, _, exact_dw), *results = exact, found, other
+    (exact_loss, _, exact_dw), *results = exact, actual, other
     unit = exact_dw / exact_loss
     errors = [(dw.double() / loss.double() - unit).norm(dim=1) for loss, _, dw in results]
     assert (errors[0] / unit.norm(dim=1)).median() <= 1.5 * (errors[1] / unit.norm(dim=1)).median()
@@ -122,11 +122,13 @@ def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:
     def whole(hidden, weight, bias):
         return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target)
 
-    loss, *_, found = with_gradients(chunked, leaves)
+    loss, *_, actual = with_gradients(chunked, leaves)
     exact_loss, *_, exact = with_gradients(
         whole, [x.detach().double().requires_grad_() for x in leaves]
     )
-    assert (found / loss.double() - exact / exact_loss).norm() <= 4e-3 * (exact / exact_loss).norm()
+    assert (actual / loss.double() - exact / exact_loss).norm() <= 4e-3 * (
+        exact / exact_loss
+    ).norm()
 
 
 @small
@@ -145,9 +147,9 @@ def test_layers_of_16_bits_large_and_small(leaf, dtype, of_hidden, of_weight) ->
     def whole(hidden, weight):
         return theirs.cross_entropy(theirs.linear(hidden, weight), target)
 
-    _, *found = with_gradients(chunked, leaves)
+    _, *actual = with_gradients(chunked, leaves)
     _, *exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in leaves])
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         assert (a - b).norm() <= 2e-2 * b.norm()
 
 
@@ -189,11 +191,11 @@ def test_a_layer_without_elements(leaf, labels, dtype, reduction, extents) -> No
     def results(loss, leaves):
         return [y := loss(*leaves), *torch.autograd.grad(y.sum(), leaves)]
 
-    found = results(chunked, leaves)
+    actual = results(chunked, leaves)
     named["weight"] = class_weight.double()
     expected = results(whole, [x.detach().double().requires_grad_() for x in leaves])
     error = torch.finfo(dtype).eps * max(2 * n_rows, 4)  # each row's gradient is rounded
-    assert_all_close(found, [x.to(dtype) for x in expected], error)
+    assert_all_close(actual, [x.to(dtype) for x in expected], error)
 
 
 def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:
@@ -270,10 +272,10 @@ def test_rows_of_several_dimensions_where_all_scores_are_there(
     torch.testing.assert_close(total(hidden), expected(hidden))
     gradient = torch.autograd.grad(expected(hidden), hidden)[0]
     if way == "probabilities":
-        found = torch.autograd.grad(total(hidden), hidden)[0]
+        actual = torch.autograd.grad(total(hidden), hidden)[0]
     else:
-        found = torch.func.grad(total)(hidden.detach())
-    torch.testing.assert_close(found, gradient)
+        actual = torch.func.grad(total)(hidden.detach())
+    torch.testing.assert_close(actual, gradient)
 
 
 def test_kinds_of_tensors_that_no_loss_has(leaf, labels) -> None:
@@ -311,12 +313,12 @@ def test_weights_of_classes_large_and_small(leaf, labels, dtype, reduction, size
         return theirs.cross_entropy(theirs.linear(hidden, weight), target, **given)
 
     wide = [x.detach().double().requires_grad_() for x in leaves]
-    exact, found = (
+    exact, actual = (
         [y := function(*given), *torch.autograd.grad(y.sum(), given)]
         for function, given in ((whole, wide), (chunked, leaves))
     )
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         assert (a - b).norm() <= tolerance * b.norm()
 
 
@@ -341,11 +343,11 @@ def test_terms_over_chunks(leaf, dtype, reduction) -> None:
         return functional.linear_cross_entropy(hidden, weight, target, reduction=reduction, **terms)
 
     wide = [x.detach().double().requires_grad_() for x in leaves]
-    exact, found = (
+    exact, actual = (
         [y := function(*given), *torch.autograd.grad(y.sum(), given)]
         for function, given in ((whole, wide), (chunked, leaves))
     )
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         assert (a - b).norm() <= (1e-10 if dtype == torch.float64 else 2e-2) * b.norm()
 
 
@@ -558,5 +560,5 @@ def test_derivatives_of_functions_take_options(leaf, labels) -> None:
     x, weight, target = leaf(9, 4), leaf(5, 4), labels(5, 9)
     loss = functools.partial(functional.linear_cross_entropy, linear_weight=weight, target=target)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=4)
-    found = torch.func.grad(functools.partial(loss, options=options))(x.detach())
-    torch.testing.assert_close(found, torch.func.grad(loss)(x.detach()))
+    actual = torch.func.grad(functools.partial(loss, options=options))(x.detach())
+    torch.testing.assert_close(actual, torch.func.grad(loss)(x.detach()))

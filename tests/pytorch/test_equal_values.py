@@ -41,11 +41,11 @@ CALLS = {
 def outcome(call, x, value):
     """What comes, or what is said."""
     try:
-        found = call(x, value)
+        actual = call(x, value)
     except (OpError, TypeError, ValueError) as error:
         return type(error), str(error)
-    found = found if isinstance(found, tuple | list) else (found,)
-    return [y if y is None else (y.dtype, y.shape, y.requires_grad) for y in found]
+    actual = actual if isinstance(actual, tuple | list) else (actual,)
+    return [y if y is None else (y.dtype, y.shape, y.requires_grad) for y in actual]
 
 
 @pytest.fixture

@@ -56,17 +56,17 @@ def calls(graph) -> list[str]:
 
 
 def assert_same(program, model, inputs) -> None:
-    for found, expected in zip(program(*inputs), model(*inputs), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(program(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_programs_are_pytorchs(pair, strict) -> None:
     model, converted, inputs = pair()
-    found, expected = (torch.export.export(m, inputs, strict=strict) for m in (converted, model))
-    assert calls(found.graph) == calls(expected.graph)
-    assert not any("cto" in name for name in calls(found.graph))
-    assert_same(found.module(), model, inputs)
+    actual, expected = (torch.export.export(m, inputs, strict=strict) for m in (converted, model))
+    assert calls(actual.graph) == calls(expected.graph)
+    assert not any("cto" in name for name in calls(actual.graph))
+    assert_same(actual.module(), model, inputs)
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch would have us trace no more
@@ -112,8 +112,8 @@ def test_onnx_models_are_pytorchs(pair, is_new) -> None:
     session = runtime.InferenceSession(written[0].SerializeToString())
     names = [each.name for each in session.get_inputs()]
     results = session.run(None, dict(zip(names, [x.numpy() for x in inputs], strict=True)))
-    for found, expected in zip(results, model(*inputs), strict=True):
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-5)
+    for actual, expected in zip(results, model(*inputs), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_is_converted_after_an_export_as_before(pair) -> None:

@@ -18,8 +18,8 @@ CASES = list(pairs(lambda *shape, **_: torch.zeros(shape), lambda _, *shape: tor
 compiled = pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
 
 
-def assert_all_close(found, expected, tolerance=1e-10) -> None:
-    for a, b in zip(found, expected, strict=True):
+def assert_all_close(actual, expected, tolerance=1e-10) -> None:
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
@@ -39,9 +39,9 @@ def test_gradients_come_as_a_batch(leaf, labels, case) -> None:
     ours, _, leaves = pairs(leaf, labels)[case]
     y = ours(*leaves)
     dys = torch.stack([y.detach() + i for i in range(3)])
-    found = torch.autograd.grad(y, leaves, dys, retain_graph=True, is_grads_batched=True)
+    actual = torch.autograd.grad(y, leaves, dys, retain_graph=True, is_grads_batched=True)
     loop = [torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in dys]
-    assert_all_close(found, map(torch.stack, zip(*loop, strict=True)))
+    assert_all_close(actual, map(torch.stack, zip(*loop, strict=True)))
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -54,9 +54,9 @@ def test_tensors_without_data_have_results_without_data(leaf, labels, case, grad
         ours, _, leaves = pairs(made, lambda n, *shape: labels(n, *shape).to(device))[case]
         return with_gradients(ours, leaves) if gradients else [ours(*leaves)]
 
-    for found, like in zip(at("meta"), at("cpu"), strict=True):
-        assert found.is_meta
-        assert (found.shape, found.dtype) == (like.shape, like.dtype)
+    for actual, like in zip(at("meta"), at("cpu"), strict=True):
+        assert actual.is_meta
+        assert (actual.shape, actual.dtype) == (like.shape, like.dtype)
 
 
 def test_dropout_without_data() -> None:
@@ -69,8 +69,8 @@ def test_dropout_without_data() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_is_eager(leaf, labels, case) -> None:
     ours, _, leaves = pairs(leaf, labels)[case]
-    found = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
-    assert_all_close(with_gradients(found, leaves), with_gradients(ours, leaves))
+    actual = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
+    assert_all_close(with_gradients(actual, leaves), with_gradients(ours, leaves))
 
 
 @compiled
@@ -88,11 +88,11 @@ def test_a_model_of_all_of_them_through_inductor(leaf, labels) -> None:
         more = functional.cross_entropy(scores * 2, target.flatten(), inplace=True)
         return loss + more + functional.cross_entropy(scores, target.flatten(), row.new_ones(16))
 
-    found = torch.compile(model, fullgraph=True, dynamic=True)
+    actual = torch.compile(model, fullgraph=True, dynamic=True)
     for n in (3, 5):
         inputs = labels(16, n, 4), labels(16, n, 4)
         results = []
-        for function in (found, model):
+        for function in (actual, model):
             loss = function(*inputs, table, row, weight)
             results.append([loss, *torch.autograd.grad(loss, (table, row, weight))])
         assert_all_close(*results, tolerance=1e-5)
@@ -117,12 +117,12 @@ def test_what_is_exported_takes_other_sizes(leaf, labels, strict) -> None:
         return labels(16, n, 4), labels(16, n, 4)
 
     sizes = [{0: torch.export.Dim("n", min=2)}] * 2
-    found = torch.export.export(Model(), given(5), dynamic_shapes=sizes, strict=strict)
-    calls = {str(node.target) for node in found.graph.nodes}
+    actual = torch.export.export(Model(), given(5), dynamic_shapes=sizes, strict=strict)
+    calls = {str(node.target) for node in actual.graph.nodes}
     names = "embedding layer_norm rms_norm gelu softmax log_softmax bitmask_dropout"
     assert {f"cto.{name}.default" for name in names.split()} <= calls
     inputs = given(3)
-    (*results, dropped), (*expected, other) = found.module()(*inputs), Model()(*inputs)
+    (*results, dropped), (*expected, other) = actual.module()(*inputs), Model()(*inputs)
     torch.testing.assert_close(results, expected, atol=1e-12, rtol=0)
     kept = (dropped != 0) & (other != 0)  # masks are drawn anew
     torch.testing.assert_close(dropped[kept], other[kept], atol=1e-12, rtol=0)
@@ -201,11 +201,11 @@ def test_seeds_are_pytorchs(leaf) -> None:
 def test_compiled_dropout_draws_anew_and_keeps_its_mask(leaf, backend) -> None:
     """Inductor draws seeds of its own from PyTorch's generator: others than eager calls do."""
     x = leaf(64, 64)
-    found = torch.compile(lambda x: functional.dropout(x), fullgraph=True, backend=backend)
+    actual = torch.compile(lambda x: functional.dropout(x), fullgraph=True, backend=backend)
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(found(x))
+        draws.append(actual(x))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     (dx,) = torch.autograd.grad(draws[2], x, torch.ones_like(x))
@@ -214,9 +214,9 @@ def test_compiled_dropout_draws_anew_and_keeps_its_mask(leaf, backend) -> None:
 
 def test_nodes_are_named_after_operators(leaf) -> None:
     x = leaf(4, 8)
-    found = [functional.layer_norm(x, (8,)), functional.gelu(x), functional.softmax(x, -1)]
+    actual = [functional.layer_norm(x, (8,)), functional.gelu(x), functional.softmax(x, -1)]
     names = ["layer_norm", "gelu", "softmax"]
-    assert [y.grad_fn.name() for y in found] == [f"{name}Backward" for name in names]
+    assert [y.grad_fn.name() for y in actual] == [f"{name}Backward" for name in names]
 
 
 def test_a_checkpointed_dropout_draws_the_same_mask(leaf) -> None:
@@ -252,8 +252,8 @@ def test_halves_are_computed_in_float32(leaf, labels, name) -> None:
 
 def test_epsilon_of_rms_norm_is_pytorchs() -> None:
     x = torch.full((2, 16), 1e-4, dtype=torch.bfloat16)
-    found, expected = functional.rms_norm(x, (16,)), theirs.rms_norm(x, (16,))
-    torch.testing.assert_close(found, expected, atol=0, rtol=1e-2)
+    actual, expected = functional.rms_norm(x, (16,)), theirs.rms_norm(x, (16,))
+    torch.testing.assert_close(actual, expected, atol=0, rtol=1e-2)
 
 
 def test_a_loss_under_autocast_is_float32(leaf, labels) -> None:
@@ -297,11 +297,11 @@ def test_views_that_negate_are_the_numbers_that_they_show(leaf, labels, case) ->
     ours, expected, leaves = pairs(leaf, labels)[case]
     turned = [torch._neg_view(-x.detach()).requires_grad_() for x in leaves]
     dy = torch._neg_view(-expected(*leaves).detach())
-    found, wanted = (
+    actual, wanted = (
         [y := function(*given), *torch.autograd.grad(y, given, dy)]
         for function, given in ((ours, turned), (expected, leaves))
     )
-    assert_all_close(found, wanted)
+    assert_all_close(actual, wanted)
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (0, 4), (2, 0, 3)])

@@ -135,20 +135,20 @@ def test_loss_and_gradients_are_those_of_the_model(labels, family) -> None:
     assert result.loss.dtype == (torch.float64 if is_wide else torch.float32)
     expected = plain_loss(family, model, inputs)
     torch.testing.assert_close(result.loss.double(), expected, atol=1e-6, rtol=1e-6)
-    found, wanted = gradients(converted, result.loss), gradients(model, expected)
+    actual, wanted = gradients(converted, result.loss), gradients(model, expected)
     for name, gradient in wanted.items():
         assert gradient.abs().max() > 1e-4 or name.endswith(WITHOUT_EFFECT), name
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(actual[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def assert_same(converted, model, inputs, **named) -> None:
     """Losses and gradients of both models are the same in float32."""
-    found, expected = converted(**inputs, **named), model(**inputs, **named)
-    assert found.logits is None
-    assert found.loss.dtype == expected.loss.dtype
-    torch.testing.assert_close(found.loss, expected.loss, atol=2e-5, rtol=2e-5)
+    actual, expected = converted(**inputs, **named), model(**inputs, **named)
+    assert actual.logits is None
+    assert actual.loss.dtype == expected.loss.dtype
+    torch.testing.assert_close(actual.loss, expected.loss, atol=2e-5, rtol=2e-5)
     wanted = gradients(model, expected.loss)
-    for name, gradient in gradients(converted, found.loss).items():
+    for name, gradient in gradients(converted, actual.loss).items():
         torch.testing.assert_close(gradient, wanted[name], atol=5e-5, rtol=5e-5, msg=name)
 
 
@@ -209,10 +209,10 @@ def test_losses_of_16_bits_are_float32_as_transformers(labels, family, way) -> N
     converted, model = pair_of(family, torch.bfloat16 if is_half else torch.float32)
     inputs = inputs_of(family, labels)
     with torch.autocast("cpu", torch.bfloat16, enabled=not is_half):
-        found, expected = (each(**inputs).loss for each in (converted, model))
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
-    found.backward()
+        actual, expected = (each(**inputs).loss for each in (converted, model))
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, atol=0.1, rtol=0.05)
+    actual.backward()
     assert all(p.grad.isfinite().all() for p in converted.parameters())
 
 
@@ -236,13 +236,13 @@ def test_results_have_what_transformers_have_in_them(labels, family) -> None:
     converted, model = pair_of(family, use_cache=True)
     inputs = inputs_of(family, labels)
     named = inputs | {"output_hidden_states": True, "output_attentions": True}
-    found, expected = converted(**named), model(**named)
-    assert type(found) is type(expected)
-    assert [*found] == [name for name in expected if name != "logits"]
+    actual, expected = converted(**named), model(**named)
+    assert type(actual) is type(expected)
+    assert [*actual] == [name for name in expected if name != "logits"]
     kinds = [type(value) for name, value in expected.items() if name != "logits"]
-    assert [*map(type, found.to_tuple())] == kinds
+    assert [*map(type, actual.to_tuple())] == kinds
     for name in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
-        for a, b in zip(found.get(name) or (), expected.get(name) or (), strict=True):
+        for a, b in zip(actual.get(name) or (), expected.get(name) or (), strict=True):
             torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-5)
     as_tuple = converted(**named, return_dict=False)
     assert [*map(type, as_tuple)] == [kinds[0], type(None), *kinds[1:]]  # None for the scores
@@ -267,9 +267,9 @@ def test_t5_from_parts(labels) -> None:
         (encoded, (states,)),
         transformers.modeling_outputs.BaseModelOutput(encoded, (states,)),
     ):
-        found, expected = (each(**inputs, encoder_outputs=outputs) for each in (converted, model))
-        torch.testing.assert_close(found.loss, expected.loss, atol=2e-5, rtol=2e-5)
-        assert [*found] == [name for name in expected if name != "logits"]
+        actual, expected = (each(**inputs, encoder_outputs=outputs) for each in (converted, model))
+        torch.testing.assert_close(actual.loss, expected.loss, atol=2e-5, rtol=2e-5)
+        assert [*actual] == [name for name in expected if name != "logits"]
     other = {"decoder_input_ids": labels(CLASSES, 3, 7), "input_ids": labels(CLASSES, 3, 9)}
     assert_same(converted, model, inputs | other)
 
@@ -327,9 +327,9 @@ def test_other_heads_and_losses_are_computed_as_they_are(labels, change) -> None
         change(each)
     inputs = inputs_of("llama", labels)
     cto.torch.fallbacks(reset=True)
-    found, expected = converted(**inputs), model(**inputs)
-    torch.testing.assert_close(found.loss, expected.loss, atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(found.logits, expected.logits, atol=5e-5, rtol=5e-5)
+    actual, expected = converted(**inputs), model(**inputs)
+    torch.testing.assert_close(actual.loss, expected.loss, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(actual.logits, expected.logits, atol=5e-5, rtol=5e-5)
     argument = next(name for name, group in OTHERS.items() if change in group)
     assert cto.torch.fallbacks() == {f"LlamaForCausalLM: {argument}": 1}
 
@@ -338,9 +338,9 @@ def test_a_part_of_the_scores_is_computed_by_transformers(labels) -> None:
     converted, model = pair_of("llama")
     inputs = inputs_of("llama", labels)
     inputs["labels"] = inputs["labels"][:, -4:]
-    found, expected = (each(**inputs, logits_to_keep=4) for each in (converted, model))
-    torch.testing.assert_close(found.loss, expected.loss, atol=2e-5, rtol=2e-5)
-    assert found.logits.shape == expected.logits.shape == (3, 4, CLASSES)
+    actual, expected = (each(**inputs, logits_to_keep=4) for each in (converted, model))
+    torch.testing.assert_close(actual.loss, expected.loss, atol=2e-5, rtol=2e-5)
+    assert actual.logits.shape == expected.logits.shape == (3, 4, CLASSES)
 
 
 # ---- the model as an object ----------------------------------------------------------------------
@@ -402,8 +402,8 @@ def test_generation_is_the_same(labels) -> None:
     converted, model = pair_of("llama")
     words = labels(CLASSES, 2, 5)
     given = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(words)}
-    found, expected = (each.eval().generate(words, **given) for each in (converted, model))
-    assert torch.equal(found, expected)
+    actual, expected = (each.eval().generate(words, **given) for each in (converted, model))
+    assert torch.equal(actual, expected)
 
 
 def test_a_checkpointed_model(labels) -> None:
@@ -471,15 +471,15 @@ def test_gates_and_values_of_one_layer_are_not_copied(monkeypatch, model) -> Non
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     calls, ours = [], functional.swiglu_halves
     monkeypatch.setattr(functional, "swiglu_halves", lambda x: calls.append(x.shape) or ours(x))
-    expected, found = layer(x), converted(x)
-    torch.testing.assert_close(found, expected)
+    expected, actual = layer(x), converted(x)
+    torch.testing.assert_close(actual, expected)
     leaves = [
         torch.autograd.grad(y.square().sum(), (x, *m.parameters()), retain_graph=True)
-        for y, m in ((found, converted), (expected, layer))
+        for y, m in ((actual, converted), (expected, layer))
     ]
     torch.testing.assert_close(*leaves)
     with Calls() as seen:
-        torch.autograd.grad(found.sum(), x)
+        torch.autograd.grad(actual.sum(), x)
     assert not any("cat" in each or "copy" in each or "clone" in each for each in seen.names)
     assert calls == [(2, 3, 10)]
     converted.activation_fn = torch.nn.Tanh()
@@ -520,16 +520,16 @@ def test_under_autocast_both_layers_share_one_cast(kind, hook) -> None:
     x = leaf.clone()  # autocast caches the casts of leaves
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with hooks, torch.autocast("cpu", torch.bfloat16):
-        found = converted(x)
+        actual = converted(x)
     assert len(saved) == (2 if hook else 1)
     assert seen == [torch.float32] * hook
-    dy = torch.randn_like(found)
-    (dx,) = torch.autograd.grad(found, x, dy)
+    dy = torch.randn_like(actual)
+    (dx,) = torch.autograd.grad(actual, x, dy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(language_models, "_inputs_of_both", lambda x, *_: (x, x))
         with torch.autocast("cpu", torch.bfloat16):
             expected = converted(x)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     assert torch.equal(dx, torch.autograd.grad(expected, x, dy)[0])
     assert dx.dtype == torch.float32
 
@@ -700,14 +700,14 @@ def test_rotated_attention_is_that_of_the_model(labels, rotations, family) -> No
     name = f"{type(model).__name__[:-11]}Attention"
     assert [*conversion.swapped.values()].count(name) == 2
     cto.torch.fallbacks(reset=True)
-    found = converted(**inputs)
+    actual = converted(**inputs)
     assert not any("rotary" in each for each in cto.torch.fallbacks())
     last, has_gaps = family != "gemma3", family == "phi3"  # which norms heads that lie first
     assert rotations == [(last, not has_gaps)] * 4
     expected = model(**inputs)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.logits, expected.logits, atol=1e-5, rtol=1e-5)
     wanted = gradients(model, expected.loss)
-    for name, gradient in gradients(converted, found.loss).items():
+    for name, gradient in gradients(converted, actual.loss).items():
         torch.testing.assert_close(gradient, wanted[name], atol=1e-5, rtol=1e-5, msg=name)
     conversion.undo()
     assert [type(m) for m in converted.modules()] == [type(m) for m in model.modules()]
@@ -978,11 +978,11 @@ def test_rotated_attention_under_autocast_and_in_16_bits(
     assert len(rotations) == (4 if is_cast else 8)
     expected = exact(**inputs).loss
     torch.testing.assert_close(loss, expected, atol=0, rtol=2**-6)
-    found, wanted = (
+    actual, wanted = (
         torch.cat([dw.double().flatten() for dw in torch.autograd.grad(y, [*each.parameters()])])
         for each, y in ((converted, loss), (exact, expected))
     )
-    assert (found - wanted).norm() <= 0.25 * wanted.norm()
+    assert (actual - wanted).norm() <= 0.25 * wanted.norm()
 
 
 @pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
@@ -1048,9 +1048,9 @@ def test_generation_with_rotated_attention_is_the_same(labels, rotations, family
     convert(converted, also=ALSO)
     words = labels(CLASSES, 2, 5)
     given = {"max_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(words)}
-    found, expected = (each.eval().generate(words, **given) for each in (converted, model))
-    assert torch.equal(found, expected)
-    assert len(rotations) == 4 * (found.shape[1] - 5)
+    actual, expected = (each.eval().generate(words, **given) for each in (converted, model))
+    assert torch.equal(actual, expected)
+    assert len(rotations) == 4 * (actual.shape[1] - 5)
 
 
 def test_rotated_attention_is_copied_and_pickled(labels, rotations) -> None:
@@ -1094,14 +1094,14 @@ def test_a_converted_model_is_one_graph(labels, family) -> None:
     names: list[str] = []
     torch._dynamo.reset()
     compiled = torch.compile(converted, fullgraph=True, backend=noting(names))
-    found, expected = compiled(**inputs), converted(**inputs)
-    assert found.logits is None
-    torch.testing.assert_close(found.loss, expected.loss, atol=2e-5, rtol=2e-5)
+    actual, expected = compiled(**inputs), converted(**inputs)
+    assert actual.logits is None
+    torch.testing.assert_close(actual.loss, expected.loss, atol=2e-5, rtol=2e-5)
     ours = {name for name in names if "cto" in name}
     assert {name.split(".")[1] for name in ours} <= {"linear_cross_entropy", "embedding"}
     assert any("linear_cross_entropy" in name for name in ours)
     wanted = gradients(converted, expected.loss)
-    for name, gradient in gradients(converted, found.loss).items():
+    for name, gradient in gradients(converted, actual.loss).items():
         torch.testing.assert_close(gradient, wanted[name], atol=5e-5, rtol=5e-5, msg=name)
 
 
@@ -1115,10 +1115,10 @@ def test_rotated_attention_is_one_graph_of_transformers_own(labels, rotations, f
     convert(model, also=ALSO)
     names: list[str] = []
     torch._dynamo.reset()
-    found = torch.compile(model, fullgraph=True, backend=noting(names))(**inputs)
+    actual = torch.compile(model, fullgraph=True, backend=noting(names))(**inputs)
     assert not rotations
     assert not any("rotary" in name for name in names)
-    torch.testing.assert_close(found.loss, model(**inputs).loss, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(actual.loss, model(**inputs).loss, atol=2e-5, rtol=2e-5)
     assert len(rotations) == 4
 
 
@@ -1155,5 +1155,5 @@ def test_an_exported_model_is_transformers(labels, family) -> None:
     assert "cto::" not in str(traced.inlined_graph)
     expected = Alone(model)(words, words)
     for program in (programs[0].module(), traced):
-        for found, wanted in zip(program(words, words), expected, strict=True):
-            torch.testing.assert_close(found, wanted, atol=5e-5, rtol=5e-5)
+        for actual, wanted in zip(program(words, words), expected, strict=True):
+            torch.testing.assert_close(actual, wanted, atol=5e-5, rtol=5e-5)

@@ -46,8 +46,8 @@ def test_kernels_give_what_the_host_gives(leaf, labels, emulation, case) -> None
     expected = with_gradients(ours, leaves)
     with emulation():
         for _ in range(2):
-            found = with_gradients(ours, leaves)
-            for a, b in zip(found, expected, strict=True):
+            actual = with_gradients(ours, leaves)
+            for a, b in zip(actual, expected, strict=True):
                 torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
 
@@ -66,17 +66,17 @@ def test_a_dropout_is_that_of_the_host(leaf, emulation, gradients, is_biased) ->
 
     expected = both()
     with emulation():
-        found = both()
-    assert not any(torch.equal(*two) for two in itertools.combinations(found[:3], 2))
-    for a, b in zip(found, expected, strict=True):
+        actual = both()
+    assert not any(torch.equal(*two) for two in itertools.combinations(actual[:3], 2))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
 
 @pytest.fixture
 def backend():
     """Launches are noted; memory is never looked at."""
-    with tensors_on(HollowTensors()) as found:
-        yield found
+    with tensors_on(HollowTensors()) as actual:
+        yield actual
 
 
 def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
@@ -90,8 +90,8 @@ def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
     for name in ("__dlpack__", "__array__", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, None)
     monkeypatch.setattr(cupy, "ndarray", None)
-    found = pairs(as_floats(leaf), labels)
-    for ours, _, leaves in found.values():
+    actual = pairs(as_floats(leaf), labels)
+    for ours, _, leaves in actual.values():
         before = len(backend.launches)
         with_gradients(ours, leaves)
         with torch.no_grad():
@@ -197,5 +197,5 @@ def test_wanted_gradients_alone_are_computed(leaf) -> None:
     x, row = leaf(4, 6, dtype=torch.float32, gradients=False), leaf(6, dtype=torch.float32)
     functional.layer_norm(x, (6,), row, row.detach()).sum().backward()
     (dy, *rest) = (x, x, (6,), row.detach(), x[:, :1].contiguous(), x[:, :1].contiguous())
-    found = ops.DOORS["layer_norm_backward"](dy, *rest, (False, True, False))
-    assert [tuple(g.shape) for g in found] == [(0,), (6,), (0,)]
+    actual = ops.DOORS["layer_norm_backward"](dy, *rest, (False, True, False))
+    assert [tuple(g.shape) for g in actual] == [(0,), (6,), (0,)]

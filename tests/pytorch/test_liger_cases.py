@@ -81,12 +81,12 @@ def check_loss(seed, device, shape, scale, ignored, dtype, atol, rtol, *, weight
     returned = {f"return_{name}": True for name in ("z_loss", "token_accuracy", "predicted_tokens")}
     cto.torch.fallbacks(reset=True)
     of_classes = None if weight is None else weight.to(dtype)
-    found = functional.cross_entropy(scores, target, of_classes, **named)
+    actual = functional.cross_entropy(scores, target, of_classes, **named)
     measured = functional.cross_entropy(scores, target, of_classes, **named, **returned)
     assert not cto.torch.fallbacks()
     expected, z_loss = exact_loss(exact, target, wide, **named)
     near = {"atol": atol, "rtol": rtol, "check_dtype": False}
-    for loss in (found, measured.loss):
+    for loss in (actual, measured.loss):
         torch.testing.assert_close(loss, expected, **near)
         (gradient,) = torch.autograd.grad((loss * 1.5).sum(), scores)  # not the last layer
         (wanted,) = torch.autograd.grad((expected * 1.5).sum(), exact, retain_graph=True)
@@ -96,11 +96,11 @@ def check_loss(seed, device, shape, scale, ignored, dtype, atol, rtol, *, weight
     predicted = exact.argmax(1)
     assert torch.equal(measured.predicted_tokens, torch.where(counts, predicted, -1))
     right = (predicted == target) & counts
-    share = right.float() if found.dim() else right.sum() / counts.sum()
+    share = right.float() if actual.dim() else right.sum() / counts.sum()
     torch.testing.assert_close(measured.token_accuracy, share)
     with torch.no_grad():  # forward only
         torch.testing.assert_close(
-            functional.cross_entropy(scores, target, of_classes, **named), found
+            functional.cross_entropy(scores, target, of_classes, **named), actual
         )
 
 
@@ -151,13 +151,13 @@ def test_accuracy_of_known_predictions(device, n_right) -> None:
     target = torch.arange(26, device=device) % 7
     right = torch.arange(26, device=device) < n_right
     scores = theirs.one_hot(torch.where(right, target, (target + 1) % 7), 9).float()
-    found = functional.cross_entropy(scores, target, return_token_accuracy=True)
-    assert found.z_loss is None
-    assert found.predicted_tokens is None
-    torch.testing.assert_close(float(found.token_accuracy), n_right / 26)
+    actual = functional.cross_entropy(scores, target, return_token_accuracy=True)
+    assert actual.z_loss is None
+    assert actual.predicted_tokens is None
+    torch.testing.assert_close(float(actual.token_accuracy), n_right / 26)
     target[:5] = -100
-    found = functional.cross_entropy(scores, target, return_token_accuracy=True)
-    torch.testing.assert_close(float(found.token_accuracy), max(n_right - 5, 0) / 21)
+    actual = functional.cross_entropy(scores, target, return_token_accuracy=True)
+    torch.testing.assert_close(float(actual.token_accuracy), max(n_right - 5, 0) / 21)
     target[:] = -1
     named = {"ignore_index": -1, "return_token_accuracy": True}
     assert float(functional.cross_entropy(scores, target, **named).token_accuracy) == 0
@@ -168,8 +168,8 @@ def test_a_large_loss_of_half_is_summed_wide(seed, device) -> None:
     scores, target = rows_of(seed, (2048, 64), 10.0, -100, device)
     scores = scores.to(HALF)
     exact = theirs.cross_entropy(scores.double(), target)
-    found = functional.cross_entropy(scores, target)
-    assert abs(float(found) - float(exact)) <= 2**-8 * float(exact)
+    actual = functional.cross_entropy(scores, target)
+    assert abs(float(actual) - float(exact)) <= 2**-8 * float(exact)
 
 
 def test_what_is_measured_of_what_has_no_classes_is_refused(device) -> None:
@@ -236,15 +236,15 @@ def test_losses_of_layers(
     hidden = made(4 * 47, features).requires_grad_()
     sources = hidden, *layer.parameters()
     exact = [x.detach().double().requires_grad_() for x in sources]
-    found = layer(hidden, target)
+    actual = layer(hidden, target)
     scores = theirs.linear(*exact)
     wide = None if of_classes is None else of_classes.double()
     expected, z_loss = exact_loss(scores, target, wide, **named)
     near = {"rtol": rtol, "check_dtype": False}
-    torch.testing.assert_close(found.loss, expected, atol=atol, **near)
-    torch.testing.assert_close(found.z_loss, z_loss, atol=atol, **near)
+    torch.testing.assert_close(actual.loss, expected, atol=atol, **near)
+    torch.testing.assert_close(actual.z_loss, z_loss, atol=atol, **near)
     gradients, wanted = (
-        torch.autograd.grad(y, x) for y, x in ((found.loss, sources), (expected, exact))
+        torch.autograd.grad(y, x) for y, x in ((actual.loss, sources), (expected, exact))
     )
     for gradient, one in zip(gradients, wanted, strict=True):
         bound = max(atol, (2e-2 if dtype == HALF else 1e-5) * float(one.abs().max()))
@@ -252,7 +252,7 @@ def test_losses_of_layers(
     if dtype == FULL:
         counts = target != ignored
         right = ((scores.argmax(1) == target) & counts).sum() / counts.sum()
-        torch.testing.assert_close(found.token_accuracy, right.float(), check_dtype=False)
+        torch.testing.assert_close(actual.token_accuracy, right.float(), check_dtype=False)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float16])
@@ -298,13 +298,13 @@ def test_norms(seed, device, shape, name, dtype, atol, rtol) -> None:
         weight = weight + 1 if "1" in name else weight
         return getattr(module, name.partition(" ")[0])(x, (n,), weight, *bias, eps=1e-6)
 
-    found, expected = norm(functional, *leaves), norm(theirs, *exact)
+    actual, expected = norm(functional, *leaves), norm(theirs, *exact)
     near = {"rtol": rtol, "check_dtype": False}
     torch.testing.assert_close(
-        found, expected, atol=max(atol, 2e-2 if dtype == HALF else 1e-5), **near
+        actual, expected, atol=max(atol, 2e-2 if dtype == HALF else 1e-5), **near
     )
     gradients = (
-        torch.autograd.grad(found, leaves, dy),
+        torch.autograd.grad(actual, leaves, dy),
         torch.autograd.grad(expected, exact, dy.double()),
     )
     for gradient, wanted in zip(*gradients, strict=True):

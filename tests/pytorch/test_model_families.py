@@ -62,11 +62,11 @@ def test_results_of_norms_have_the_types_that_they_have_in_the_model(
         expected = torch.nn.functional.rms_norm(wide, (16,), weight, norm.variance_epsilon)
     bound = {"atol": 2e-2, "rtol": 2e-2, "check_dtype": False}
     torch.testing.assert_close(y, expected, **bound)
-    found, wanted = (
+    actual, wanted = (
         torch.autograd.grad(each, (x, norm.weight), dy.to(y.dtype).to(each.dtype))
         for each in (y, expected)
     )
-    torch.testing.assert_close(found, wanted, **bound)
+    torch.testing.assert_close(actual, wanted, **bound)
 
 
 def test_a_model_of_16_bits_with_norms_of_float32() -> None:
@@ -79,7 +79,7 @@ def test_a_model_of_16_bits_with_norms_of_float32() -> None:
     converted = copy.deepcopy(model)
     assert "Olmo2RMSNorm" in convert(converted).swapped.values()
     words = torch.randint(37, (2, 9))
-    found, expected = (each(words, labels=words).loss for each in (converted, model))
-    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
-    found.backward()
+    actual, expected = (each(words, labels=words).loss for each in (converted, model))
+    torch.testing.assert_close(actual, expected, atol=0.02, rtol=0.02)
+    actual.backward()
     assert all(p.grad.isfinite().all() for p in converted.parameters())

@@ -67,13 +67,13 @@ def test_a_module_is_pytorchs(leaf, labels, name) -> None:
     """By its words, its parameters, its state, and what it computes."""
     if not hasattr(theirs, name):
         pytest.skip(f"this PyTorch has no {name}")
-    expected, found = getattr(theirs, name)(**MADE[name]), getattr(nn, name)(**MADE[name])
-    assert isinstance(found, type(expected))
-    assert repr(found) == repr(expected)
-    found.load_state_dict(expected.state_dict())
+    expected, actual = getattr(theirs, name)(**MADE[name]), getattr(nn, name)(**MADE[name])
+    assert isinstance(actual, type(expected))
+    assert repr(actual) == repr(expected)
+    actual.load_state_dict(expected.state_dict())
     given = inputs_of(name, leaf, labels)
     results = []
-    for module in (found, expected):
+    for module in (actual, expected):
         module.eval()
         y = module(*given)
         sources = [x for x in (*given, *module.parameters()) if x.requires_grad]
@@ -92,13 +92,13 @@ def test_dropout_drops_in_training_alone(leaf) -> None:
 @pytest.mark.parametrize(("name", "given"), LACKING)
 def test_arguments_that_no_kernel_takes_are_pytorchs(leaf, labels, name, given) -> None:
     """Results and gradients are PyTorch's, and its calls are counted."""
-    expected, found = getattr(theirs, name)(**given), getattr(nn, name)(**given)
-    found.load_state_dict(expected.state_dict())
-    assert repr(found) == repr(expected)
+    expected, actual = getattr(theirs, name)(**given), getattr(nn, name)(**given)
+    actual.load_state_dict(expected.state_dict())
+    assert repr(actual) == repr(expected)
     cto.torch.fallbacks(reset=True)
     results = []
     x, *others = inputs_of(name, leaf, labels)
-    for module in (found, expected):
+    for module in (actual, expected):
         y_of = module.eval() if name == "Dropout" else module
         y = y_of(x * 1, *others)
         sources = [s for s in (x, *module.parameters()) if s.requires_grad]
@@ -135,17 +135,17 @@ def test_a_layer_with_its_loss(leaf, labels, out_features) -> None:
         return_z_loss=True,
     )
     assert set(layer.state_dict()) == {"linear.weight", "linear.bias", "weight"}
-    found = layer(x, target)
+    actual = layer(x, target)
     scores = layer.linear(x).view(8, 5, *out_features)
     losses = theirs.functional.cross_entropy(scores, target, weight, reduction="none", **named)
     weights = torch.where(target == 2, 0, weight[target])
     z_loss = (weights * 0.01 * scores.logsumexp(1).square()).sum() / weights.sum()
     expected = losses.sum() / weights.sum() + z_loss
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.z_loss, z_loss)
+    torch.testing.assert_close(actual.loss, expected)
+    torch.testing.assert_close(actual.z_loss, z_loss)
     sources = x, *layer.parameters()
     torch.testing.assert_close(
-        *(torch.autograd.grad(loss, sources) for loss in (found.loss, expected))
+        *(torch.autograd.grad(loss, sources) for loss in (actual.loss, expected))
     )
 
 
@@ -193,8 +193,8 @@ def test_convert_says_why_it_swapped_nothing() -> None:
 
 def test_convert_says_what_it_swapped_and_what_not() -> None:
     swapped = theirs.Sequential(*model(), theirs.Softmax(), theirs.Dropout(0.5, inplace=True))
-    found = cto.torch.convert(swapped)
-    assert found.swapped == {
+    actual = cto.torch.convert(swapped)
+    assert actual.swapped == {
         "0": "Embedding",
         "1": "LayerNorm",
         "2.1": "GELU",
@@ -202,8 +202,8 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
         "5": "Dropout",
         "6": "LogSoftmax",
     }
-    assert set(found.left) == {"7", "8"}
-    assert str(found).splitlines() == [
+    assert set(actual.left) == {"7", "8"}
+    assert str(actual).splitlines() == [
         "swapped 1 Dropout, 1 Embedding, 1 GELU, 1 LayerNorm, 1 LogSoftmax, 1 RMSNorm",
         "left 7: Softmax with dim=None (expected a dimension)",
         "left 8: Dropout with inplace=True (expected False)",
@@ -270,10 +270,10 @@ def test_a_loss_against_probabilities_is_pytorchs(leaf) -> None:
 
 def test_convert_leaves_what_it_is_told_to() -> None:
     swapped = model()
-    found = convert(swapped, skip=("Dropout", "GELU"))
-    assert set(found.swapped.values()) == {"Embedding", "LayerNorm", "RMSNorm", "LogSoftmax"}
-    assert not found.left
-    assert found.left_classes["Dropout"] == found.left_classes["GELU"] == "named in skip"
+    actual = convert(swapped, skip=("Dropout", "GELU"))
+    assert set(actual.swapped.values()) == {"Embedding", "LayerNorm", "RMSNorm", "LogSoftmax"}
+    assert not actual.left
+    assert actual.left_classes["Dropout"] == actual.left_classes["GELU"] == "named in skip"
     assert type(swapped[5]) is theirs.Dropout
     for skip in ("Dropout", ("ReLU",)):
         with pytest.raises(ArgumentError, match="convert: skip: expected names of CrossEntropyLo"):
@@ -307,14 +307,14 @@ def test_undo_puts_all_back(labels) -> None:
     network, other = model(), theirs.CrossEntropyLoss(label_smoothing=0.1)
     whole = theirs.ModuleDict({"model": network, "loss": other})
     before, parameters = [type(m) for m in whole.modules()], list(whole.parameters())
-    found = convert(whole)
+    actual = convert(whole)
     assert type(other) is nn.CrossEntropyLoss
     expected = network(labels(9, 7))
     for _ in range(2):
-        found.undo()
+        actual.undo()
         assert [type(m) for m in whole.modules()] == before
     assert all(a is b for a, b in zip(whole.parameters(), parameters, strict=True))
-    assert convert(whole).swapped == found.swapped
+    assert convert(whole).swapped == actual.swapped
     assert expected.shape == (7, 16)
 
 
@@ -348,8 +348,8 @@ def test_a_converted_model_under_autocast() -> None:
     expected = copy.deepcopy(converted)
     convert(converted)
     with torch.autocast("cpu", torch.bfloat16):
-        found, wanted = (network(torch.ones(4, 16)) for network in (converted, expected))
-    torch.testing.assert_close(found, wanted.to(found.dtype), atol=3e-2, rtol=3e-2)
+        actual, wanted = (network(torch.ones(4, 16)) for network in (converted, expected))
+    torch.testing.assert_close(actual, wanted.to(actual.dtype), atol=3e-2, rtol=3e-2)
 
 
 def test_layouts_stay_as_pytorchs(leaf) -> None:
@@ -375,8 +375,8 @@ def test_layouts_stay_as_pytorchs(leaf) -> None:
                 continue
             torch.testing.assert_close(y, expected)
             dy = torch.rand_like(y)
-            found, wanted = (torch.autograd.grad(each, x, dy)[0] for each in (y, expected))
-            torch.testing.assert_close(found, wanted)
+            actual, wanted = (torch.autograd.grad(each, x, dy)[0] for each in (y, expected))
+            torch.testing.assert_close(actual, wanted)
     assert nn.GELU()(given["transposed"]).transpose(1, 2).view(12, 8).shape == (12, 8)
 
 
@@ -396,14 +396,14 @@ def test_a_norm_of_two_types_has_its_inputs(leaf, name, kind, kind_of_weight, co
     converted = copy.deepcopy(plain)
     convert(converted)
     x = leaf(8, 16, dtype=kind)
-    found = (torch.compile(converted, backend="aot_eager") if compiles else converted)(x)
-    assert found.dtype == plain(x).dtype == kind
+    actual = (torch.compile(converted, backend="aot_eager") if compiles else converted)(x)
+    assert actual.dtype == plain(x).dtype == kind
     bound = {"atol": 1e-2, "rtol": 1e-2}
-    torch.testing.assert_close(found, plain(x), **bound)
+    torch.testing.assert_close(actual, plain(x), **bound)
     dy = torch.rand_like(x)
     gradients = (
         torch.autograd.grad(y, (x, norm.weight), dy)
-        for y, norm in ((found, converted), (plain(x), plain))
+        for y, norm in ((actual, converted), (plain(x), plain))
     )
     for a, b in zip(*gradients, strict=True):
         assert a.dtype == b.dtype
@@ -439,10 +439,10 @@ def test_compilers_are_left_what_they_fuse(leaf, labels, autocast) -> None:
         given = inputs_of(name, leaf, labels)
         given = given if given[0].dtype == torch.int64 else (x.detach(), *given[1:])
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = torch.compile(module, fullgraph=True, backend=noting)(*given)
+            actual = torch.compile(module, fullgraph=True, backend=noting)(*given)
             expected = module(*given)
-        assert found.dtype == expected.dtype, name
-        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+        assert actual.dtype == expected.dtype, name
+        torch.testing.assert_close(actual, expected, atol=2e-2, rtol=2e-2)
         is_ours = any("cto" in called for called in names)
         assert is_ours == (name.endswith("CrossEntropyLoss") or name == "Embedding"), (name, names)
 
@@ -468,10 +468,10 @@ def test_rms_norms_of_transformers_are_swapped(leaf, monkeypatch) -> None:
         "transformers.models.llama.modeling_llama", "LlamaRMSNorm", variance_epsilon=1e-6
     )
     cls, expected = type(norm), norm(x)
-    found = convert(norm)
-    assert found.swapped == {"": "LlamaRMSNorm"}
+    actual = convert(norm)
+    assert actual.swapped == {"": "LlamaRMSNorm"}
     assert str(convert(norm)) == "swapped nothing"
-    found.undo()
+    actual.undo()
     assert type(norm) is cls
     convert(norm)
     assert isinstance(norm, cls)

@@ -68,14 +68,14 @@ def test_gradients_are_the_same_whatever_needs_them(made, labels, name) -> None:
         wanted = [
             x.requires_grad_() for x, is_needed in zip(tensors, needs, strict=True) if is_needed
         ]
-        found, expected = (call(module, *tensors, target) for module in (functional, theirs))
-        assert found.requires_grad == expected.requires_grad
-        if not found.requires_grad:
+        actual, expected = (call(module, *tensors, target) for module in (functional, theirs))
+        assert actual.requires_grad == expected.requires_grad
+        if not actual.requires_grad:
             continue
-        n_of_a_kind += is_of_a_kind(found)
+        n_of_a_kind += is_of_a_kind(actual)
         dy = made(*expected.shape)
         grads, theirs_of = (
-            torch.autograd.grad(y, wanted, dy, allow_unused=True) for y in (found, expected)
+            torch.autograd.grad(y, wanted, dy, allow_unused=True) for y in (actual, expected)
         )
         for grad, expected_grad in zip(grads, theirs_of, strict=True):
             assert (grad is None) == (expected_grad is None)
@@ -154,9 +154,9 @@ def test_no_class_holds_a_tensor(made, labels, name) -> None:
         y = noted(lambda: CALLS[name](functional, *tensors, target))
         return [*map(weakref.ref, (*tensors, y))]
 
-    found = held()
+    actual = held()
     gc.collect()
-    assert [x() for x in found] == [None] * 4
+    assert [x() for x in actual] == [None] * 4
 
 
 def test_what_is_kept_beside_a_calls_own_has_no_class(made) -> None:

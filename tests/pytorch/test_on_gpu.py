@@ -46,16 +46,16 @@ def test_results_and_gradients_are_pytorchs(leaf, labels, case, dtype) -> None:
     ours, expected, leaves = pairs(on_gpu(leaf, dtype), on_gpu(labels))[case]
     tolerance = 1e-10 if dtype == torch.float64 else 2e-4
     for _ in range(2):
-        found = with_gradients(ours, leaves)
-        assert_all_close(found, with_gradients(expected, leaves), tolerance)
+        actual = with_gradients(ours, leaves)
+        assert_all_close(actual, with_gradients(expected, leaves), tolerance)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_is_eager(leaf, labels, case, backend) -> None:
     ours, _, leaves = pairs(on_gpu(leaf, torch.float32), on_gpu(labels))[case]
-    found = torch.compile(ours, fullgraph=True, backend=backend, dynamic=False)
-    assert_all_close(with_gradients(found, leaves), with_gradients(ours, leaves), 1e-4)
+    actual = torch.compile(ours, fullgraph=True, backend=backend, dynamic=False)
+    assert_all_close(with_gradients(actual, leaves), with_gradients(ours, leaves), 1e-4)
 
 
 @pytest.mark.parametrize("way", ["inside", "shifted", "broken", "sliced"])
@@ -89,11 +89,11 @@ def test_compiled_heads_with_the_loss_in_place(leaf, labels, classes, way) -> No
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device(leaf, labels) -> None:
-    found = pairs(on_gpu(leaf, torch.float32), on_gpu(labels))
+    actual = pairs(on_gpu(leaf, torch.float32), on_gpu(labels))
     dropped = on_gpu(leaf, torch.float32)(64, 64)
 
     def calls():
-        for name, (ours, _, leaves) in found.items():
+        for name, (ours, _, leaves) in actual.items():
             if name != "cross_entropy of one":  # indexes a label
                 with_gradients(ours, leaves)
         functional.dropout(dropped).sum().backward()
@@ -140,10 +140,10 @@ def test_a_captured_step_is_an_eager_one(leaf, labels) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step()
+        actual = step()
     for _ in range(3):
         graph.replay()
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_streams_and_threads_have_scratch_memory_of_their_own(leaf, labels) -> None:

@@ -107,7 +107,7 @@ def others(leaf, labels):
     """Arguments of operators without one."""
     dy, x, row = (leaf(*shape, gradients=False) for shape in ((4, 6), (4, 6), (6,)))
     column, target = x[:, :1].contiguous(), labels(6, 4)
-    found = {
+    actual = {
         "rms_norm_backward": (dy, x, (6,), row, column, (True, True)),
         "layer_norm_backward": (dy, x, (6,), row, column, column, (True, False, True)),
         "layer_norm_backward_of_pair": (
@@ -141,9 +141,9 @@ def others(leaf, labels):
     for name in CODECS:
         plain = labels(16, 3, 5) if name == "index4" else leaf(3, 5, gradients=False).float()
         code = getattr(torch.ops.cto, f"encode_{name}")(plain)
-        found[f"encode_{name}"] = (plain,)
-        found[f"decode_{name}"] = (code, (3, 5), plain.dtype)
-    return found
+        actual[f"encode_{name}"] = (plain,)
+        actual[f"decode_{name}"] = (code, (3, 5), plain.dtype)
+    return actual
 
 
 def names(cases) -> list[str]:
@@ -282,12 +282,12 @@ def test_a_batch_is_a_loop(leaf, labels, case) -> None:
     given = (forwards if case in FORWARDS else others)(leaf, labels)[case]
     x, *rest = [a.detach() if isinstance(a, torch.Tensor) else a for a in given]
     batch = torch.stack([x, x.roll(1, 0), x] if x.is_floating_point() else [x] * 3)
-    found = torch.vmap(lambda x: door(case)(x, *rest))
+    actual = torch.vmap(lambda x: door(case)(x, *rest))
     if case.endswith("cross_entropy_"):
         with pytest.raises(RuntimeError, match=f"Batching rule not implemented for cto::{case}"):
-            found(batch)
+            actual(batch)
         return
-    results, loop = found(batch), [door(case)(x, *rest) for x in batch]
+    results, loop = actual(batch), [door(case)(x, *rest) for x in batch]
     if not isinstance(results, tuple):
         results, loop = (results,), [(one,) for one in loop]
     for i, result in enumerate(results):

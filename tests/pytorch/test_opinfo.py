@@ -73,13 +73,13 @@ def wide(x):
     return leaf(x, torch.float64)
 
 
-def is_drawn(name, sample, found) -> bool:
+def is_drawn(name, sample, actual) -> bool:
     """Return True if a dropout of ones is zeros and what makes up for them: draws are never the
     same."""
     p = sample.kwargs.get("p", 0.5)
     if name != "dropout" or not sample.kwargs.get("training", True) or not 0 < p < 1:
         return False
-    y, (dx,) = found
+    y, (dx,) = actual
     kept = y != 0
     torch.testing.assert_close(y, torch.where(kept, sample.input / (1 - p), 0), rtol=1e-2, atol=0)
     return dx.shape == y.shape
@@ -92,13 +92,13 @@ def check(name, sample) -> bool:
     """
     cto.torch.fallbacks(reset=True)
     sample = sample.transform(leaf)
-    found = call(name, functional, sample)
+    actual = call(name, functional, sample)
     is_ours = not cto.torch.fallbacks()
-    if is_drawn(name, sample, found):
+    if is_drawn(name, sample, actual):
         return is_ours
     theirs = torch if name in ("softmax", "log_softmax") else torch.nn.functional
     if not is_ours:
-        torch.testing.assert_close(found, call(name, theirs, sample), equal_nan=True)
+        torch.testing.assert_close(actual, call(name, theirs, sample), equal_nan=True)
         return False
     near = {"atol": 1e-5, "rtol": 1e-4, "equal_nan": True, "check_dtype": False}
     exact_sample = sample.transform(wide)
@@ -106,13 +106,13 @@ def check(name, sample) -> bool:
     exact = call(name, theirs, exact_sample)
     if sample.input.dtype.itemsize == 2:
         near |= {"rtol": 2e-2, "atol": max(2e-2, error(call(name, theirs, sample), exact))}
-    torch.testing.assert_close(found, exact, **near)
+    torch.testing.assert_close(actual, exact, **near)
     return True
 
 
-def error(found, exact) -> float:
+def error(actual, exact) -> float:
     """Return the largest difference of a result and its gradients."""
-    pairs = zip((found[0], *found[1]), (exact[0], *exact[1]), strict=True)
+    pairs = zip((actual[0], *actual[1]), (exact[0], *exact[1]), strict=True)
     differences = [(a - b).abs().nan_to_num(0) for a, b in pairs if a is not None and a.numel()]
     return max([float(each.max()) for each in differences], default=0.0)
 

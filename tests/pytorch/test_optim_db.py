@@ -60,8 +60,8 @@ def trained(make: Any, dtype: Any, options: dict[str, Any], *, is_strided: bool)
 
 def apart(some: list[Any], others: list[Any]) -> float:
     """The largest difference; infinite where one is no number."""
-    found = max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
-    return found if found == found else float("inf")
+    actual = max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+    return actual if actual == actual else float("inf")
 
 
 @pytest.mark.parametrize("name", TABLE["counts"])
@@ -70,18 +70,18 @@ def test_steps_are_those_of_pytorch(name) -> None:
     inputs = common_optimizers._get_optim_inputs_including_global_cliquey_kwargs(
         "cpu", torch.float32, info, skip=("differentiable",)
     )
-    found = Counter(dict.fromkeys(("pass", "complex", "fused", "half"), 0))
+    actual = Counter(dict.fromkeys(("pass", "complex", "fused", "half"), 0))
     for given, dtype, is_strided in itertools.product(inputs, TOLERANCES, (False, True)):
         place = (given.kwargs, dtype, is_strided)
         if dtype.is_complex:
             with pytest.raises(cto.OpError):
                 trained(getattr(cto.torch, name), dtype, given.kwargs, is_strided=is_strided)
-            found["complex"] += 1
+            actual["complex"] += 1
             continue
         ours = trained(getattr(cto.torch, name), dtype, given.kwargs, is_strided=is_strided)
         theirs = trained(info.optim_cls, dtype, given.kwargs, is_strided=is_strided)
         if are_close(ours, theirs, dtype):
-            found["pass"] += 1
+            actual["pass"] += 1
             continue
         plain = {k: v for k, v in given.kwargs.items() if k not in ("foreach", "fused")}
         exact = trained(info.optim_cls, torch.float64, plain, is_strided=is_strided)
@@ -89,11 +89,11 @@ def test_steps_are_those_of_pytorch(name) -> None:
         is_half = dtype in (torch.float16, torch.bfloat16)
         assert is_half or are_close(ours, exact, dtype), place
         assert is_half or given.kwargs.get("fused"), place
-        found["fused" if given.kwargs.get("fused") else "half"] += 1
+        actual["fused" if given.kwargs.get("fused") else "half"] += 1
     if torch.__version__.startswith(TABLE["torch"]):  # another one has other faults
         wanted = TABLE["counts"][name]
-        assert sum(found.values()) == sum(wanted.values())
-        assert found["pass"] >= wanted["pass"], dict(found)
+        assert sum(actual.values()) == sum(wanted.values())
+        assert actual["pass"] >= wanted["pass"], dict(actual)
 
 
 def are_close(some: list[Any], others: list[Any], dtype: Any) -> bool:

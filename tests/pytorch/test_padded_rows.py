@@ -43,8 +43,8 @@ def test_every_operator_takes_rows_that_lie_apart(leaf, labels, case, way) -> No
     function = door(case) if way == "door" else overload(case)
     given = (forwards if case in FORWARDS else others)(leaf, labels)[case]
     gapped = [apart(x) for x in given]
-    expected, found = function(*given), function(*gapped)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    expected, actual = function(*given), function(*gapped)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     if case.endswith("cross_entropy_"):
         torch.testing.assert_close(gapped[0], given[0])
 
@@ -139,9 +139,9 @@ def test_compiled_losses_in_place_of_padded_scores(leaf, labels, is_broken) -> N
     assert is_broken or metrics.num_comprehensive_padding
     expected = function(torch.nn.functional.cross_entropy)
     torch.testing.assert_close(loss, expected)
-    found = torch.autograd.grad(loss, (x, weight))
+    actual = torch.autograd.grad(loss, (x, weight))
     gradients = torch.autograd.grad(expected, (x, weight))
-    torch.testing.assert_close(found, gradients, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(actual, gradients, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.thorough
@@ -174,6 +174,6 @@ def test_every_function_of_padded_rows_compiled(leaf, labels) -> None:
     assert metrics.num_comprehensive_padding
     expected = function()
     torch.testing.assert_close(loss, expected, atol=1e-3, rtol=1e-4)
-    found = torch.autograd.grad(loss, leaves)
+    actual = torch.autograd.grad(loss, leaves)
     gradients = torch.autograd.grad(expected, leaves)
-    torch.testing.assert_close(found, gradients, atol=1e-2, rtol=1e-3)
+    torch.testing.assert_close(actual, gradients, atol=1e-2, rtol=1e-3)

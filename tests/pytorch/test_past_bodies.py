@@ -64,8 +64,8 @@ def test_the_bits_of_relu_come_with_it(made, form) -> None:
     x, door = made(16, 40) if form == "rows" else made(16, 40).t(), ops.DOORS["relu"]
     for _ in range(4):
         y, bits = door.every(x)
-        for found in (y, door.first(x)):
-            torch.testing.assert_close(found, torch.relu(x))
+        for actual in (y, door.first(x)):
+            torch.testing.assert_close(actual, torch.relu(x))
         flat = x.contiguous().flatten().numpy(force=True)
         numbers = bits.view(torch.uint8).numpy(force=True)
         assert (np.unpackbits(numbers, bitorder="big")[: flat.size] == (flat > 0)).all()
@@ -92,11 +92,11 @@ def test_tensors_that_begin_where_no_vector_does_go_the_longer_way(
     for n in range(20):
         x = made(16 * 40 + n // 19)[n // 19 :].view(16, 40).requires_grad_(records)
         assert (x.data_ptr() % 16 != 0) == (n == 19)
-        found, expected = (getattr(module, name)(x, *given) for module in (functional, theirs))
-        torch.testing.assert_close(found, expected)
+        actual, expected = (getattr(module, name)(x, *given) for module in (functional, theirs))
+        torch.testing.assert_close(actual, expected)
         if records and n > 17:
-            dy = made(*found.shape)
-            pairs = (torch.autograd.grad(y, x, dy) for y in (found, expected))
+            dy = made(*actual.shape)
+            pairs = (torch.autograd.grad(y, x, dy) for y in (actual, expected))
             torch.testing.assert_close(*pairs, atol=2e-5, rtol=2e-5)
 
 
@@ -147,8 +147,8 @@ def test_what_a_body_makes_is_no_argument(made) -> None:
     x = made(5, 24)
     for weight in (None, made(48)[::2]):
         for _ in range(3):
-            found = functional.rms_norm(x, (24,), weight, 1e-5)
-            torch.testing.assert_close(found, theirs.rms_norm(x, (24,), weight, 1e-5))
+            actual = functional.rms_norm(x, (24,), weight, 1e-5)
+            torch.testing.assert_close(actual, theirs.rms_norm(x, (24,), weight, 1e-5))
         assert not is_gone_past(rows._rms_norm, (x, (24,), weight, 1e-5))
     assert is_gone_past(rows._rms_norm, (x, (24,), made(24), 1e-5))
 
@@ -159,11 +159,11 @@ def test_rows_of_padding_have_no_gradient_in_any_call(made, labels) -> None:
     for padding in (None, 2):
         for _ in range(4):
             table, indices, dy = made(7, 8).requires_grad_(), labels(7, 3, 5), made(3, 5, 8)
-            found, expected = (
+            actual, expected = (
                 torch.autograd.grad(module.embedding(indices, table, padding), table, dy)
                 for module in (functional, theirs)
             )
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(actual, expected)
     assert is_gone_past(rows._embedding_backward, (dy, indices, 7, -1))
     assert not is_gone_past(rows._embedding_backward, (dy, indices, 7, 2))
 
@@ -178,11 +178,11 @@ def test_gradients_that_are_wanted(made, mask) -> None:
     for _ in range(3):
         dy = made(5, 24)
         x, *rows = given
-        found, expected = (
+        actual, expected = (
             torch.autograd.grad(module.layer_norm(x, (24,), *rows), wanted, dy)
             for module in (functional, theirs)
         )
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
@@ -228,13 +228,13 @@ def test_statistics_of_autograd_are_one_tensor_where_slices_are_aligned(made, n_
             y = functional.layer_norm(x, (24,), *rows)
         given = (x, *rows)
         expected = torch.autograd.grad(theirs.layer_norm(x, (24,), *rows), given, dy)
-        found = torch.autograd.grad(y, given, dy, retain_graph=True)
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        actual = torch.autograd.grad(y, given, dy, retain_graph=True)
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
         assert len(saved) == (3 if n_rows == 8 else 4)
     batch = torch.stack([dy, made(n_rows, 24)])
     each = [torch.autograd.grad(y, given, one, retain_graph=True) for one in batch]
-    found = torch.autograd.grad(y, given, batch, is_grads_batched=True)
-    for both in zip(found, *each, strict=True):
+    actual = torch.autograd.grad(y, given, batch, is_grads_batched=True)
+    for both in zip(actual, *each, strict=True):
         torch.testing.assert_close(both[0], torch.stack(both[1:]), atol=2e-5, rtol=2e-5)
 
 
@@ -251,22 +251,22 @@ def test_a_checkpointed_region_keeps_as_much_when_it_is_run_again(made, case) ->
         z = z if case == "rows" else z.t()
         return functional.layer_norm(z, (40,), row).square().sum()
 
-    (found,) = torch.autograd.grad(checkpoint(region, given, use_reentrant=False), given)
+    (actual,) = torch.autograd.grad(checkpoint(region, given, use_reentrant=False), given)
     z = given if case == "rows" else given.t()
     y = theirs.layer_norm(z, (40,), row).square().sum()
-    torch.testing.assert_close(found, torch.autograd.grad(y, given)[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(actual, torch.autograd.grad(y, given)[0], atol=1e-4, rtol=1e-4)
 
 
 def test_slices_are_known_by_the_one_tensor_that_they_are_of() -> None:
     whole, other = torch.arange(12.0).view(3, 4), torch.zeros(4)
-    found = launching._slice_of
-    assert found(whole[1], [other, whole]) == (1, 16)
-    assert found(whole[1], [whole, whole]) is None
-    assert found(whole[1], [other, whole[0]]) is None
-    assert found(whole[:, 1], [whole]) is None
-    assert found(whole[:0], [whole]) is None
-    assert found(whole[1].clone(), [whole]) is None
-    assert found(16, [whole]) is None
+    actual = launching._slice_of
+    assert actual(whole[1], [other, whole]) == (1, 16)
+    assert actual(whole[1], [whole, whole]) is None
+    assert actual(whole[1], [other, whole[0]]) is None
+    assert actual(whole[:, 1], [whole]) is None
+    assert actual(whole[:0], [whole]) is None
+    assert actual(whole[1].clone(), [whole]) is None
+    assert actual(16, [whole]) is None
 
 
 def test_kinds_that_are_remembered_are_bounded(made, monkeypatch) -> None:
@@ -296,21 +296,21 @@ def test_dropouts_of_several_ratios_in_turns(made, emulation, monkeypatch) -> No
 
     def computed():
         torch.manual_seed(5)
-        found = [functional.dropout(x, p) for p in ratios]
+        actual = [functional.dropout(x, p) for p in ratios]
         leaf = x.clone().requires_grad_()
         kept = [functional.dropout(leaf, p) for p in ratios]
-        return [*found, *kept, *(torch.autograd.grad(y, leaf, dy)[0] for y in kept)]
+        return [*actual, *kept, *(torch.autograd.grad(y, leaf, dy)[0] for y in kept)]
 
     expected = computed()
     with emulation():
-        found = computed()
+        actual = computed()
         computed()  # so that each kind was called twice
         monkeypatch.setattr(ops.DOORS["bitmask_dropout"]._first, "_body", None)
         again = computed()
-    for a, b, c in zip(found, again, expected, strict=True):
+    for a, b, c in zip(actual, again, expected, strict=True):
         torch.testing.assert_close(a, c)
         torch.testing.assert_close(b, c)
-    assert not torch.equal(found[0], found[2])
+    assert not torch.equal(actual[0], actual[2])
 
 
 def test_a_state_in_a_tensor_is_that_of_each_call(made, emulation) -> None:
@@ -319,5 +319,5 @@ def test_a_state_in_a_tensor_is_that_of_each_call(made, emulation) -> None:
     states = [torch.tensor([seed, 0]) for seed in (1, 2, 1, 3)] + [(4, 0), (5, 0)]
     expected = [door.first(x, None, None, 0.5, state) for state in states]
     with emulation():
-        found = [door.first(x, None, None, 0.5, state) for state in states]
-    torch.testing.assert_close(found, expected)
+        actual = [door.first(x, None, None, 0.5, state) for state in states]
+    torch.testing.assert_close(actual, expected)

@@ -96,12 +96,12 @@ def test_what_looks_otherwise_is_computed_as_it_is(made) -> None:
     }
     for what in (*given, *reversed(given)):
         functional.layer_norm(x, (24,), row, shift)
-        found, expected = (
+        actual, expected = (
             module.layer_norm(given[what][0], (24,), *given[what][1:])
             for module in (functional, theirs)
         )
-        torch.testing.assert_close(found, expected, msg=lambda text, what=what: f"{what}: {text}")
-        assert found.requires_grad == expected.requires_grad, what
+        torch.testing.assert_close(actual, expected, msg=lambda text, what=what: f"{what}: {text}")
+        assert actual.requires_grad == expected.requires_grad, what
     wide = [tensor.double() for tensor in (x, row, shift)]
     expected = theirs.layer_norm(wide[0], (24,), *wide[1:])
     torch.testing.assert_close(functional.layer_norm(wide[0], (24,), *wide[1:]), expected)
@@ -235,8 +235,8 @@ def test_numbers_that_are_no_key_are_taken(made) -> None:
     """A list in the place of a shape, and arguments that are left out."""
     x, row = made(6, 24), made(24)
     for _ in range(3):
-        found = functional.rms_norm(x, [24], row, 0.5)
-        torch.testing.assert_close(found, theirs.rms_norm(x, (24,), row, 0.5))
+        actual = functional.rms_norm(x, [24], row, 0.5)
+        torch.testing.assert_close(actual, theirs.rms_norm(x, (24,), row, 0.5))
         torch.testing.assert_close(ops.gelu(x), theirs.gelu(x))
 
 
@@ -267,9 +267,9 @@ def test_the_dispatchers_operators_look_at_the_mask(made) -> None:
         leaves = [each.clone().requires_grad_() for each in (x, row, shift)]
         expected = theirs.layer_norm(leaves[0], (24,), *leaves[1:], 0.5)
         torch.testing.assert_close(y, expected.detach(), atol=2e-6, rtol=2e-6)
-        found = torch.ops.cto.layer_norm_backward.default(dy, x, [24], row, *statistics, [*mask])
+        actual = torch.ops.cto.layer_norm_backward.default(dy, x, [24], row, *statistics, [*mask])
         for dx, expected_dx, is_wanted in zip(
-            found, torch.autograd.grad(expected, leaves, dy), mask, strict=True
+            actual, torch.autograd.grad(expected, leaves, dy), mask, strict=True
         ):
             if is_wanted:
                 torch.testing.assert_close(dx, expected_dx, atol=2e-5, rtol=2e-5)

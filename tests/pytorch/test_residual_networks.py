@@ -72,8 +72,8 @@ def step(model, images):
     return outputs, model.state_dict()
 
 
-def assert_alike(found, expected) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+def assert_alike(actual, expected) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
 
 
 @blocks
@@ -240,8 +240,8 @@ def test_a_batch_norm_and_its_relu_in_a_sequence(calls, cls) -> None:
     )
     model, images = copy.deepcopy(plain), torch.randn(3, 3, 9, 9)
     assert cto.convert(model, also=("Sequential",)).swapped == {"": cls.__name__}
-    found, expected = step(model, images), step(plain, images)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    actual, expected = step(model, images), step(plain, images)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert calls[0] == 6
     assert type(model[1:3])(*model[1:3])(torch.randn(2, 8, 4, 4)).min() == 0
 

@@ -27,7 +27,7 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def parameters(function) -> list[tuple[str, object, bool]]:
     """Names, defaults, and which are by name alone; of a built-in function from its help."""
     try:
-        found = inspect.signature(function).parameters.values()
+        actual = inspect.signature(function).parameters.values()
     except ValueError:
         listed = re.search(r"\((.*?)\) -> Tensor", function.__doc__)[1].split(",")
         pairs = [each.split("=") for each in listed]
@@ -35,7 +35,7 @@ def parameters(function) -> list[tuple[str, object, bool]]:
             (name.strip(), eval(value[0]) if value else inspect.Parameter.empty, False)
             for name, *value in pairs
         ]
-    return [(p.name, p.default, p.kind is KEYWORD) for p in found]
+    return [(p.name, p.default, p.kind is KEYWORD) for p in actual]
 
 
 @pytest.mark.parametrize("name", PYTORCHS)
@@ -43,9 +43,9 @@ def test_arguments_are_pytorchs(name) -> None:
     """By order, names and defaults; further ones are by name alone."""
     if name in NEW and not hasattr(theirs, name):
         pytest.skip(f"this PyTorch has no {name}")
-    found, expected = parameters(getattr(functional, name)), parameters(getattr(theirs, name))
-    assert found[: len(expected)] == expected
-    assert all(is_keyword for *_, is_keyword in found[len(expected) :])
+    actual, expected = parameters(getattr(functional, name)), parameters(getattr(theirs, name))
+    assert actual[: len(expected)] == expected
+    assert all(is_keyword for *_, is_keyword in actual[len(expected) :])
 
 
 @pytest.mark.parametrize("name", nn.__all__)
@@ -55,9 +55,9 @@ def test_arguments_of_modules_are_pytorchs(name) -> None:
         pytest.skip(f"this PyTorch has no {name}")
     ours, expected = getattr(nn, name), getattr(torch.nn, name)
     if name.endswith("Loss"):
-        found, wanted = (parameters(cls.__init__) for cls in (ours, expected))
-        assert found[: len(wanted)] == wanted
-        assert all(is_keyword for *_, is_keyword in found[len(wanted) : -1])
+        actual, wanted = (parameters(cls.__init__) for cls in (ours, expected))
+        assert actual[: len(wanted)] == wanted
+        assert all(is_keyword for *_, is_keyword in actual[len(wanted) : -1])
         with pytest.raises(TypeError, match="unexpected keyword argument 'soft'"):
             ours(*((4, 4) if "Linear" in name else ()), soft=1)
     else:
@@ -105,10 +105,10 @@ def linear_loss(functions, x, weight, target, of_classes):
 def test_what_no_kernel_computes_is_pytorchs_and_counted(calls) -> None:
     for name, (function, leaves) in calls.items():
         cto.torch.fallbacks(reset=True)
-        found = with_gradients(lambda *x, f=function: f(functional, *x), leaves)
+        actual = with_gradients(lambda *x, f=function: f(functional, *x), leaves)
         counted = cto.torch.fallbacks(reset=True)
         expected = with_gradients(lambda *x, f=function: f(theirs, *x), leaves)
-        torch.testing.assert_close(found, expected, atol=0, rtol=0)
+        torch.testing.assert_close(actual, expected, atol=0, rtol=0)
         function_name = name.partition(":")[0]
         assert [key.partition(":")[0] for key in counted] == [function_name], name
         assert list(counted.values()) == [1]
@@ -123,10 +123,10 @@ def test_compiled_calls_that_no_kernel_computes_are_counted_once(calls) -> None:
         )
         cto.torch.fallbacks(reset=True)
         for _ in range(2):
-            found = with_gradients(compiled, leaves)
+            actual = with_gradients(compiled, leaves)
         assert cto.torch.fallbacks(reset=True) == {name: 1}
         expected = with_gradients(lambda *x, f=function: f(theirs, *x), leaves)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_kernels_compute_without_a_count(leaf, labels) -> None:
@@ -141,10 +141,10 @@ def test_kernels_compute_without_a_count(leaf, labels) -> None:
 @pytest.mark.parametrize(("size_average", "reduce"), [(False, None), (None, False), (True, True)])
 def test_reductions_of_old_are_pytorchs(leaf, labels, size_average, reduce) -> None:
     x, target = leaf(8, 16), labels(16, 8)
-    found, expected = (
+    actual, expected = (
         f.cross_entropy(x, target, None, size_average, -100, reduce) for f in (functional, theirs)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -154,12 +154,12 @@ def test_a_dimension_that_is_left_out_is_pytorchs(leaf, name, dim) -> None:
     x = leaf(*range(2, 2 + dim))
     for module in (functional, theirs):
         with pytest.warns(UserWarning, match="Implicit dimension choice") as caught:
-            found = getattr(module, name)(x)
+            actual = getattr(module, name)(x)
         assert caught[0].filename == __file__
-        torch.testing.assert_close(found, getattr(torch, name)(x, 0 if dim in (1, 3) else 1))
+        torch.testing.assert_close(actual, getattr(torch, name)(x, 0 if dim in (1, 3) else 1))
     modules = {"softmax": nn.Softmax, "log_softmax": nn.LogSoftmax}
     with pytest.warns(UserWarning, match="Implicit dimension choice"):
-        torch.testing.assert_close(modules[name]()(x), found)
+        torch.testing.assert_close(modules[name]()(x), actual)
 
 
 def test_deprecated_forms_warn(leaf, labels) -> None:
@@ -173,11 +173,11 @@ def test_deprecated_forms_warn(leaf, labels) -> None:
         ((x, table, target), {"bias": bias, "ignore_index": 3, "reduction": "sum"}),
     ):
         with pytest.warns(DeprecationWarning, match="linear_cross_entropy"):
-            found = functional.linear_cross_entropy(*given, **named)
-        torch.testing.assert_close(found, expected)
+            actual = functional.linear_cross_entropy(*given, **named)
+        torch.testing.assert_close(actual, expected)
     with pytest.warns(DeprecationWarning, match="linear_cross_entropy"):
-        found = functional.linear_cross_entropy(hidden=x, weight=table, target=target)
-    torch.testing.assert_close(found, functional.linear_cross_entropy(x, table, target))
+        actual = functional.linear_cross_entropy(hidden=x, weight=table, target=target)
+    torch.testing.assert_close(actual, functional.linear_cross_entropy(x, table, target))
     with pytest.warns(DeprecationWarning, match="softmax"):
         assert functional.softmax(x.half(), 1, torch.float32).dtype == torch.float32
     deprecated = pytest.warns(DeprecationWarning, match="linear_cross_entropy")
@@ -236,6 +236,6 @@ def test_pytorchs_parts_are_the_kernels(leaf, labels, reduction, of_classes) -> 
     torch.testing.assert_close(functional.cross_entropy(x, shares, **terms), expected)
     if of_classes:
         weight = torch.ones(16, dtype=torch.float64)
-        found = functional.cross_entropy(x, target, weight, label_smoothing=0.1, **terms)
+        actual = functional.cross_entropy(x, target, weight, label_smoothing=0.1, **terms)
         expected = functional.cross_entropy(x, target, label_smoothing=0.1, **terms)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)

@@ -33,11 +33,11 @@ LISTS |= {"InplaceClipGradNorm", "SGDOptimizerV2"}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cases_are_chosen_by_family(family) -> None:
-    found = chosen_cases([family])
-    assert {case.op for case in found} <= FAMILIES[family].keys()
-    assert found == [case for case in all_cases() if case.family == family]
+    actual = chosen_cases([family])
+    assert {case.op for case in actual} <= FAMILIES[family].keys()
+    assert actual == [case for case in all_cases() if case.family == family]
     alone = family in families() and family != "collective"  # which needs several processes
-    assert bool(found) == alone, f"scripts/cases/{family}.py, or MODULES of its __init__.py"
+    assert bool(actual) == alone, f"scripts/cases/{family}.py, or MODULES of its __init__.py"
 
 
 def test_cases_are_chosen_by_operator_and_label() -> None:
@@ -54,8 +54,8 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 def test_every_element_wise_operator_has_a_case() -> None:
-    found = {name for name in names() if issubclass(get_op(name), ElementwiseOp)}
-    assert found <= {case.op for case in all_cases()}
+    actual = {name for name in names() if issubclass(get_op(name), ElementwiseOp)}
+    assert actual <= {case.op for case in all_cases()}
 
 
 @pytest.mark.parametrize("case", chosen_cases(["activation"], "", "f8"), ids=lambda case: case.op)
@@ -240,8 +240,8 @@ def test_the_report_of_one_family(tmp_path) -> None:
 
 
 def test_liger_kernel_is_a_peer_where_it_is_importable(monkeypatch) -> None:
-    found = {case.op for case in all_cases() if "Liger" in case.peers}
-    assert {"Softmax", "CrossEntropyLossAndGrad", "LayerNormalization"} <= found
+    actual = {case.op for case in all_cases() if "Liger" in case.peers}
+    assert {"Softmax", "CrossEntropyLossAndGrad", "LayerNormalization"} <= actual
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(NotImplementedError, match="Liger-Kernel is not importable"):
         liger.softmax(None)

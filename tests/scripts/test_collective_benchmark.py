@@ -25,8 +25,8 @@ def test_steps_are_measured() -> None:
 @pytest.mark.thorough
 def test_the_overlap_is_measured() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
-    found = results(in_threads(1, lambda group: [*bucket_rows(np, group, True, 1)]))[0]
-    assert found[0]["case"] == "buckets of 10 MB: backward pass"
-    for plain, both, alone, hidden in zip(*[iter(found)] * 4, strict=True):
+    actual = results(in_threads(1, lambda group: [*bucket_rows(np, group, True, 1)]))[0]
+    assert actual[0]["case"] == "buckets of 10 MB: backward pass"
+    for plain, both, alone, hidden in zip(*[iter(actual)] * 4, strict=True):
         expected = 1 - (both["ms"] - plain["ms"]) / alone["ms"]
         assert hidden["ratio"] == expected

@@ -49,8 +49,8 @@ def test_a_first_call_compiles_few_modules(architecture) -> None:
     has other tiles than W's; with the channels last a third where they are copied for these, or
     where groups have one channel."""
     assert len(CALLS) == len(OPS) * len(ALL_TYPES) * 21 * 2
-    found = [(modules(architecture, *call), call) for call in CALLS]
-    many = [call for n, call in found if n > 2]
+    actual = [(modules(architecture, *call), call) for call in CALLS]
+    many = [call for n, call in actual if n > 2]
     assert {layer for _, layer, *_ in many if layer.group < layer.channels} <= {LAYERS[0]}
     assert all(last for *_, last in many)
-    assert max(n for n, _ in found) <= 3
+    assert max(n for n, _ in actual) <= 3

@@ -33,12 +33,12 @@ def called(tmp_path):
 
 def test_a_short_training(called) -> None:
     printed, png = called("--steps", "40", "--seed", "3", "--device", "cpu", "--json")
-    found = json.loads(printed)
-    assert found["seed"] == 3
-    assert found["device"] == "cpu"
-    assert found["accuracy"] == found["correct"] / 297 > 0.5
-    assert len(found["losses"]) == 40
-    assert np.mean(found["losses"][-5:]) < 0.6 * found["losses"][0]
+    actual = json.loads(printed)
+    assert actual["seed"] == 3
+    assert actual["device"] == "cpu"
+    assert actual["accuracy"] == actual["correct"] / 297 > 0.5
+    assert len(actual["losses"]) == 40
+    assert np.mean(actual["losses"][-5:]) < 0.6 * actual["losses"][0]
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
 
 

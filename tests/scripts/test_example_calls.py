@@ -81,12 +81,12 @@ class Notes:
         self.calls: list[Noted] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(cto, name)
+        actual = getattr(cto, name)
         if name in OPERATORS:
-            return self._noting(OPERATORS[name], found)
-        if found in OPERATORS.values():
-            return lambda **attributes: self._noting(found, found(**attributes))
-        return found
+            return self._noting(OPERATORS[name], actual)
+        if actual in OPERATORS.values():
+            return lambda **attributes: self._noting(actual, actual(**attributes))
+        return actual
 
     def _noting(self, cls: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*inputs: Any, **keywords: Any) -> Any:
@@ -125,19 +125,19 @@ def hollow_like(value: Any) -> Any:
 
 def functions_run(action) -> int:
     """How many of the package's functions an action runs; what replaces a GPU does not count."""
-    found = []
+    actual = []
 
     def note(frame, event, _) -> None:
         file = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in file.parents and "testing" not in file.parts:
-            found.append(frame.f_code.co_qualname)
+            actual.append(frame.f_code.co_qualname)
 
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
-    return len(found)
+    return len(actual)
 
 
 def test_a_call_like_one_before_runs_few_functions() -> None:

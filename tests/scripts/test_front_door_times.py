@@ -46,8 +46,8 @@ if __name__ == "__main__":
 def test_whatever_fails_is_said_and_the_rest_is_measured(tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE)
-    found = subprocess.run([sys.executable, str(fake)], capture_output=True, text=True, check=True)
-    rows = [line.split(" | ") for line in found.stdout.splitlines()[3:]]
+    actual = subprocess.run([sys.executable, str(fake)], capture_output=True, text=True, check=True)
+    rows = [line.split(" | ") for line in actual.stdout.splitlines()[3:]]
     assert [row[0].removeprefix("| ") for row in rows] == [
         kind for kind in ("whole", "dies", "fails", "hangs") for _ in range(4)
     ]

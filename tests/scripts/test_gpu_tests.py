@@ -30,10 +30,10 @@ def bare() -> None:
 
 def item(path: str, identifier: str = "", function=None, fixtures=(), **parameters):
     """What pytest knows of a test."""
-    found = SimpleNamespace(path=Path(path), function=function, fixturenames=fixtures)
+    actual = SimpleNamespace(path=Path(path), function=function, fixturenames=fixtures)
     if identifier:
-        found.callspec = SimpleNamespace(id=identifier, params=parameters)
-    return found
+        actual.callspec = SimpleNamespace(id=identifier, params=parameters)
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def collected() -> dict[str, Ran]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "concerned.py").write_text(CONCERNED)
         path = f"{ROOT / 'scripts'}:{folder}"
-        found = pytest_runs(*asked, PYTHONPATH=path, CTO_REQUIRE_GPU="1")
-    return dict(zip(ASKED, found, strict=True))
+        actual = pytest_runs(*asked, PYTHONPATH=path, CTO_REQUIRE_GPU="1")
+    return dict(zip(ASKED, actual, strict=True))
 
 
 def test_every_large_test_concerns_some_family() -> None:
@@ -117,16 +117,16 @@ def test_every_large_test_concerns_some_family() -> None:
 
 
 def test_a_familys_tests_are_its_files_and_its_operators() -> None:
-    found = collected()["of tensor"]
-    assert found.returncode == 0, found.stdout
-    kernels = [test for test in found.tests if "test_kernels.py" in test]
+    actual = collected()["of tensor"]
+    assert actual.returncode == 0, actual.stdout
+    kernels = [test for test in actual.tests if "test_kernels.py" in test]
     assert {re.search(r"\[cuda-(\w+)", test)[1] for test in kernels} == set(operators(["tensor"]))
-    assert {test.partition("::")[0] for test in found.tests} == {*PATHS[:2]}
+    assert {test.partition("::")[0] for test in actual.tests} == {*PATHS[:2]}
 
 
 def test_no_large_tests_are_no_failure() -> None:
-    found = collected()["no large"]
-    assert (found.returncode, found.tests) == (0, []), found.stdout
+    actual = collected()["no large"]
+    assert (actual.returncode, actual.tests) == (0, []), actual.stdout
 
 
 def test_a_failure_is_named_at_once(capsys) -> None:

@@ -28,8 +28,8 @@ def test_the_figures_are_what_is_measured() -> None:
 
 def flat(codec) -> dict:
     arrays = codec["arrays"].items()
-    found = {(key, what): value for key, each in arrays for what, value in each.items()}
-    return found | {way: gb for way, gb in codec.items() if way != "arrays"}
+    actual = {(key, what): value for key, each in arrays for what, value in each.items()}
+    return actual | {way: gb for way, gb in codec.items() if way != "arrays"}
 
 
 @pytest.mark.thorough

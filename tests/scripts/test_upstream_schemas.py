@@ -24,14 +24,14 @@ DOCUMENT = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
 
 
 def test_every_operator_of_upstreams_is_compared_or_known_not_to_be_here() -> None:
-    found = json.loads(SCHEMAS.read_text("utf-8"))["schemas"]
+    actual = json.loads(SCHEMAS.read_text("utf-8"))["schemas"]
     known = upstream_schemas.classes()
-    assert found.keys() - known.keys() == NOT_HERE
-    assert len(found.keys() & known.keys()) == 89
+    assert actual.keys() - known.keys() == NOT_HERE
+    assert len(actual.keys() & known.keys()) == 89
 
 
 def test_no_field_differs_without_a_reason() -> None:
-    assert [found for found in differences() if found.reason is None] == []
+    assert [actual for actual in differences() if actual.reason is None] == []
 
 
 def test_every_reason_is_one_of_a_field_that_differs() -> None:
@@ -87,9 +87,9 @@ def test_a_changed_field_is_a_difference_without_a_reason(
     monkeypatch, name, part, change, field
 ) -> None:
     monkeypatch.setattr(get_op(name), part, change(getattr(get_op(name), part)))
-    found = [d for d in differences() if d.reason is None]
-    assert field in {d.field for d in found}
-    assert {d.op for d in found} == {name}
+    actual = [d for d in differences() if d.reason is None]
+    assert field in {d.field for d in actual}
+    assert {d.op for d in actual} == {name}
 
 
 def test_a_reason_counts_for_its_field_alone() -> None:
@@ -112,14 +112,14 @@ def rows(family) -> Iterator[tuple[str, str]]:
 
 def shown() -> list:
     """Arguments that rows show: names of operators, and what is shown."""
-    found = []
+    actual = []
     for family, table in FAMILIES.items():
         for operators, here in rows(family):
             named = [name for name in table if re.search(rf"\b{name}\b", operators)]
             for argument in re.findall(r"`(\w+=[^`]+)`", here):
                 label = f"{family}-{operators}-{argument}"
-                found.append(pytest.param(named or list(table), argument, id=label))
-    return found
+                actual.append(pytest.param(named or list(table), argument, id=label))
+    return actual
 
 
 def test_the_document_shows_arguments() -> None:
@@ -130,11 +130,11 @@ def test_the_document_shows_arguments() -> None:
 @pytest.mark.parametrize(("names", "argument"), shown())
 def test_arguments_that_the_document_shows_are_taken(names, argument) -> None:
     name, _, text = argument.partition("=")
-    value, found = ast.literal_eval(text), [get_op(n) for n in names]
+    value, actual = ast.literal_eval(text), [get_op(n) for n in names]
     if name == "outputs":
-        assert any(set(value) <= {o.name for o in cls.outputs} for cls in found)
+        assert any(set(value) <= {o.name for o in cls.outputs} for cls in actual)
         return
-    having = [(cls, a) for cls in found for a in cls.attributes if a.name == name]
+    having = [(cls, a) for cls in actual for a in cls.attributes if a.name == name]
     assert having, f"none of {names} has {name}"
     for cls, attribute in having:
         convert_value(cls.name, attribute, value)

@@ -188,7 +188,7 @@ def test_16_bits_have_a_range(numbers, does) -> None:
 
 def test_indices_are_lost_or_not() -> None:
     guard = ErrorCheck(checks.INDEX, "index")
-    assert [guard.failure([found])[0] for found in (False, True)] == ["", "index"]
+    assert [guard.failure([actual])[0] for actual in (False, True)] == ["", "index"]
 
 
 def test_codes_of_policies_tell_what_is_not_finite(rng) -> None:
@@ -371,5 +371,5 @@ def test_the_engine_imports_neither_pytorch_nor_cupy() -> None:
         f"import sys; from cupy_training_ops.activations import {names};"
         f"print(sorted({{'torch', 'cupy'}} & sys.modules.keys()))"
     )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert found.stdout.strip() == b"[]"
+    actual = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert actual.stdout.strip() == b"[]"

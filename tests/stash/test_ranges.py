@@ -22,18 +22,18 @@ def kept(x: np.ndarray, need: str, place: str, policy: str = "default"):
     with cto.ActivationStash(policy) as stash:
         stash.put("x", given, need)
         del given
-        found = stash.get("x")
+        actual = stash.get("x")
         codec = stash.report()["names"]["x"]["codec"]
-    return found if place == "cpu" else found.get(), codec
+    return actual if place == "cpu" else actual.get(), codec
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("need", ["smooth", "product"])
 def test_ordinary_numbers_are_rounded_to_16_bits(need: str, place: str, rng) -> None:
     x = rng.standard_normal((4, 3, 16, 8)).astype(np.float32)
-    found, codec = kept(x, need, place)
+    actual, codec = kept(x, need, place)
     assert codec == "pack16"
-    np.testing.assert_array_equal(found, x.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(actual, x.astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -41,9 +41,9 @@ def test_ordinary_numbers_are_rounded_to_16_bits(need: str, place: str, rng) -> 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_numbers_of_one_sign_are_as_ordinary(sign: int, need: str, place: str, rng) -> None:
     x = (sign * rng.uniform(0.5, 2.0, (512, 8))).astype(np.float32)
-    found, codec = kept(x, need, place)
+    actual, codec = kept(x, need, place)
     assert codec == "pack16"
-    np.testing.assert_array_equal(found, x.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(actual, x.astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -55,9 +55,9 @@ def test_what_16_bits_do_not_hold_stays(value, need: str, place: str, rng) -> No
         x *= 1e-3  # all below 2^-6, of which too few bits would be left
     else:
         x[1, 2, 3, 4] = value
-    found, codec = kept(x, need, place)
+    actual, codec = kept(x, need, place)
     assert codec is None
-    np.testing.assert_array_equal(found, x)
+    np.testing.assert_array_equal(actual, x)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -77,6 +77,6 @@ def test_features_far_from_zero_forbid_products_alone(
 def test_half_types_stay_and_lossless_is_lossless(need: str, rng) -> None:
     x = rng.standard_normal((64, 8)).astype(np.float32)
     assert kept(x.astype(np.float16), need, "cpu")[1] is None
-    found, codec = kept(x, need, "cpu", "lossless")
+    actual, codec = kept(x, need, "cpu", "lossless")
     assert codec == "sparse"
-    np.testing.assert_array_equal(found, x)
+    np.testing.assert_array_equal(actual, x)

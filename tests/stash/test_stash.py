@@ -159,11 +159,11 @@ def test_relus_gradient_is_plain_trainings(rng) -> None:
     y = np.maximum(rng.standard_normal((64, 512)), 0).astype(np.float32)
     with ActivationStash("default") as stash:
         stash.put("y", y)
-        found = cto.relu_grad(np.ones_like(y), stash.get("y"))
-    assert (found == (y > 0)).all()
+        actual = cto.relu_grad(np.ones_like(y), stash.get("y"))
+    assert (actual == (y > 0)).all()
     with ActivationStash("plain_msfp15") as stash:
         stash.put("y", y)
-        assert (cto.relu_grad(np.ones_like(y), stash.get("y")) != found).any()
+        assert (cto.relu_grad(np.ones_like(y), stash.get("y")) != actual).any()
 
 
 def test_needs_choose_guards(rng) -> None:
@@ -177,10 +177,10 @@ def test_needs_choose_guards(rng) -> None:
             for name, array in arrays.items():
                 stash.put(name, array, need)
             report = stash.report()
-            found = {name for name, row in report["names"].items() if row["codec"]}
-            assert found == set(coded.split())
-            assert report["after"] == sum(a.nbytes // 4 ** (n in found) for n, a in arrays.items())
-            for name in arrays.keys() - found:
+            actual = {name for name, row in report["names"].items() if row["codec"]}
+            assert actual == set(coded.split())
+            assert report["after"] == sum(a.nbytes // 4 ** (n in actual) for n, a in arrays.items())
+            for name in arrays.keys() - actual:
                 assert stash.get(name) is arrays[name]
 
 
@@ -340,7 +340,7 @@ def test_digits_learn_from_codes(train_digits) -> None:
     plain = train_digits.train(np, 1, 4)
     results = {p: train_digits.train(np, 1, 4, p) for p in ("lossless", "default", "small")}
     assert results["lossless"].losses == plain.losses
-    peaks = {policy: found.stash["peak"] for policy, found in results.items()}
+    peaks = {policy: actual.stash["peak"] for policy, actual in results.items()}
     assert peaks["small"] < peaks["default"] == results["default"].stash["before"] / 4
-    for found in results.values():
-        assert abs(found.losses[-1] - plain.losses[-1]) < 0.1
+    for actual in results.values():
+        assert abs(actual.losses[-1] - plain.losses[-1]) < 0.1

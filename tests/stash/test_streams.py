@@ -221,9 +221,9 @@ def test_what_codes_do_not_do_for_is_kept(rng, asked) -> None:
         elif asked == "in time":
             stash._streams[-1].events[0].done = True
             stash.put("next", small)
-        found = stash.get("x")
-        assert found is there()
-        assert (found == x).all()
+        actual = stash.get("x")
+        assert actual is there()
+        assert (actual == x).all()
     report = stash.report()
     assert report["names"]["x"] | {"need": ""} == {
         "codec": None,

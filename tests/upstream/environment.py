@@ -50,8 +50,8 @@ def _install(venv: Path, python: Path) -> None:
 
 def _suitable_python() -> str:
     """A Python that the packages are made for, this one if it is."""
-    found = (sys.executable, *(shutil.which(f"python{version}") for version in PYTHONS))
-    for python in filter(None, found):
+    actual = (sys.executable, *(shutil.which(f"python{version}") for version in PYTHONS))
+    for python in filter(None, actual):
         if subprocess.run([python, "-I", "-c", _SUITABLE], capture_output=True).returncode == 0:
             return python
     raise UnavailableError(f"{PINS[0]} needs Python {' or '.join(PYTHONS)} with ensurepip")

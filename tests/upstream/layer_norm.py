@@ -39,8 +39,8 @@ def samples() -> Iterator[Sample]:
         make = partial(_inputs, name=name, shape=shape, types=(FLOAT32, FLOAT32), axis=axis)
         label = f"{'x'.join(map(str, shape))}-axis={axis}"
         yield Sample(name, label, make, {"axis": axis})
-    for name, found in MIXED.items():
-        for types in found:
+    for name, actual in MIXED.items():
+        for types in actual:
             make = partial(_inputs, name=name, shape=(37, 64), types=types, axis=-1)
             yield Sample(name, "-".join(str(t) for t in types), make)
 
@@ -49,8 +49,8 @@ def _inputs(
     rng: Generator, name: str, shape: Shape, types: tuple[Any, Any], axis: int
 ) -> tuple[Any, ...]:
     """A scale of at least 0.5: from Y, x^ has the digits that it leaves."""
-    found = list(samples_of.inputs(rng, name, shape, types, axis))
+    actual = list(samples_of.inputs(rng, name, shape, types, axis))
     place = 2 if name.endswith("Grad") else 1
-    before = found[place]
-    found[place] = rng.uniform(0.5, 2, before.shape).astype(before.dtype)
-    return tuple(found)
+    before = actual[place]
+    actual[place] = rng.uniform(0.5, 2, before.shape).astype(before.dtype)
+    return tuple(actual)

@@ -112,15 +112,15 @@ def masked_attention(y, g):
 
 def attention_with_large_keys(y, g):
     q, k, v = heads(y)
-    found = f.scaled_dot_product_attention(q, k + 100, v)
-    return (found * constant(g, 4, 4, 64, 32)).sum()
+    actual = f.scaled_dot_product_attention(q, k + 100, v)
+    return (actual * constant(g, 4, 4, 64, 32)).sum()
 
 
 def linear_attention(y, g):
     q, k, v = heads(y)
     q, k = f.elu(q) + 1, f.elu(k) + 1
-    found = q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
-    return (found * constant(g, 4, 4, 64, 32)).sum()
+    actual = q @ (k.mT @ v) / (q @ k.sum(2, keepdim=True).mT)
+    return (actual * constant(g, 4, 4, 64, 32)).sum()
 
 
 def gated_product(y, g):

@@ -172,8 +172,8 @@ def determinant(y, _):
 
 def cholesky(y, _):
     half = y.view(2, WIDTH, WIDTH) / 16
-    found = torch.linalg.cholesky(half @ half.mT + torch.eye(WIDTH))
-    return found.diagonal(dim1=1, dim2=2).log().sum()
+    actual = torch.linalg.cholesky(half @ half.mT + torch.eye(WIDTH))
+    return actual.diagonal(dim1=1, dim2=2).log().sum()
 
 
 # ---- moments, distances --------------------------------------------------------------------------

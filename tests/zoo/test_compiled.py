@@ -48,8 +48,8 @@ def gradients_of_function(name, seed, is_deep, codes):
         return FUNCTIONS[name](y, torch.Generator().manual_seed(seed))
 
     torch._dynamo.reset()
-    found = torch.compile(total, backend=backend(codes))(x, *weights)
-    return list(torch.autograd.grad(found, weights))
+    actual = torch.compile(total, backend=backend(codes))(x, *weights)
+    return list(torch.autograd.grad(actual, weights))
 
 
 def gradients_of_model(name, seed, codes):
@@ -63,14 +63,14 @@ def gradients_of_model(name, seed, codes):
 
 
 def assert_near(kind, name, seed):
-    found = []
+    actual = []
     codes = cto.torch.activation_codes(least=1 << 10)
     for given in (None, codes):
         if kind == "model":
-            found.append(gradients_of_model(name, seed, given))
+            actual.append(gradients_of_model(name, seed, given))
         else:
-            found.append(gradients_of_function(name, seed, kind == "deep", given))
-    result = difference(*found, codes.report())
+            actual.append(gradients_of_function(name, seed, kind == "deep", given))
+    result = difference(*actual, codes.report())
     assert result.is_finite, f"{kind} {name}, seed {seed}"
     assert result.whole <= 0.02, f"{kind} {name}, seed {seed}"
     if not codes.report()["coded"]:

@@ -43,11 +43,11 @@ def step_of(kind: str, name: str, seed: int) -> Step:
 
 def assert_near(kind: str, name: str) -> None:
     for seed in range(3):
-        found = compared(step_of(kind, name, seed))
-        assert found.is_finite, f"{name}, seed {seed}"
-        if not found.report["before"]:
-            assert found.is_equal, f"{name}, seed {seed}"
-        assert found.whole <= 0.02, f"{name}, seed {seed}"
+        actual = compared(step_of(kind, name, seed))
+        assert actual.is_finite, f"{name}, seed {seed}"
+        if not actual.report["before"]:
+            assert actual.is_equal, f"{name}, seed {seed}"
+        assert actual.whole <= 0.02, f"{name}, seed {seed}"
 
 
 @pytest.fixture(autouse=True)
@@ -77,35 +77,35 @@ def test_gradients_are_near_plain_training(kind, name) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_behind_two_layers_too(name) -> None:
-    found = compared(of_function(name, 0, is_deep=True))
-    assert found.is_finite
-    assert found.whole <= 0.02
+    actual = compared(of_function(name, 0, is_deep=True))
+    assert actual.is_finite
+    assert actual.whole <= 0.02
 
 
 # ---- networks in the shapes that people train ----------------------------------------------------
 
 
-def matrices(step: Step, found: Found) -> list[float]:
+def matrices(step: Step, actual: Found) -> list[float]:
     """The errors of weights, in the order of layers."""
     plain = step(contextlib.nullcontext())
     least = MEASURED * max(float(each.norm()) for each in plain)
-    pairs = zip(found.each, plain, strict=True)
+    pairs = zip(actual.each, plain, strict=True)
     return [error for error, g in pairs if g.dim() > 1 and float(g.norm()) >= least]
 
 
 def measured(make, seed: int, *given, policy: str = "default"):
     """Errors of weights, all in one, and how many times less is saved."""
     step = make(seed, *given)
-    found = compared(step, policy)
-    before, after = saved_bytes(found.report)
-    return found, matrices(step, found), before / after
+    actual = compared(step, policy)
+    before, after = saved_bytes(actual.report)
+    return actual, matrices(step, actual), before / after
 
 
 @pytest.mark.parametrize("kaiming", [False, True], ids=["default", "kaiming"])
 @pytest.mark.parametrize("depth", [2, 6])
 def test_layers_with_relu(depth, kaiming) -> None:
-    found, errors, ratio = measured(shaped.multilayer, 0, depth, kaiming)
-    assert found.each[0] <= 0.001
+    actual, errors, ratio = measured(shaped.multilayer, 0, depth, kaiming)
+    assert actual.each[0] <= 0.001
     assert max(errors) <= 0.015
     assert ratio >= 3
 
@@ -119,16 +119,16 @@ CANCELS = 12, False, 2
 @pytest.mark.thorough
 @pytest.mark.parametrize(("depth", "kaiming", "seed"), [case for case in DEEP if case != CANCELS])
 def test_deep_layers_with_relu(depth, kaiming, seed) -> None:
-    found, errors, ratio = measured(shaped.multilayer, seed, depth, kaiming)
-    assert found.each[0] <= 0.001
+    actual, errors, ratio = measured(shaped.multilayer, seed, depth, kaiming)
+    assert actual.each[0] <= 0.001
     assert max(errors) <= 0.015
     assert ratio >= 3
 
 
 @pytest.mark.thorough
 def test_deep_layers_whose_slopes_cancel() -> None:
-    found, errors, ratio = measured(shaped.multilayer, CANCELS[-1], *CANCELS[:-1])
-    assert found.each[0] <= 0.001
+    actual, errors, ratio = measured(shaped.multilayer, CANCELS[-1], *CANCELS[:-1])
+    assert actual.each[0] <= 0.001
     assert 0.015 < max(errors) <= 0.018
     assert ratio >= 3
 
@@ -145,10 +145,10 @@ def test_deep_layers_whose_slopes_a_norm_makes_cancel(norm) -> None:
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
     x, target = torch.randn(256, 256), torch.arange(256) % 64
     step = stepped(model, lambda: nn.functional.cross_entropy(norm(model(x)), target))
-    found = compared(step)
-    assert found.whole <= 0.005
-    assert max(matrices(step, found)) <= 0.02
-    assert found.report["tensors"] >= 4  # of the first layers
+    actual = compared(step)
+    assert actual.whole <= 0.005
+    assert max(matrices(step, actual)) <= 0.02
+    assert actual.report["tensors"] >= 4  # of the first layers
 
 
 SHAPED = {  # mean and worst error, and how many times less is saved
@@ -164,8 +164,8 @@ SHAPED = {  # mean and worst error, and how many times less is saved
 @pytest.mark.parametrize("name", SHAPED)
 def test_networks(name, seed) -> None:
     make, mean, worst, least = SHAPED[name]
-    found, errors, ratio = measured(make, seed)
-    assert found.is_finite
+    actual, errors, ratio = measured(make, seed)
+    assert actual.is_finite
     assert sum(errors) / len(errors) <= mean
     assert max(errors) <= worst
     assert ratio >= least
@@ -210,8 +210,8 @@ def test_codes_of_bfloat16_add_little_to_its_own_error(name, seed) -> None:
 
 @pytest.mark.thorough
 def test_wide_halves_a_transformer_in_bfloat16() -> None:
-    found, _, ratio = measured(shaped.transformer, 0, 12, 128, torch.bfloat16, policy="wide")
-    assert found.whole <= 0.02
+    actual, _, ratio = measured(shaped.transformer, 0, 12, 128, torch.bfloat16, policy="wide")
+    assert actual.whole <= 0.02
     assert ratio >= 2
 
 
@@ -241,6 +241,6 @@ def test_llama_of_transformers() -> None:
         LlamaConfig(**widths, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4)
     )
     tokens = torch.randint(128, (8, 64))
-    found = compared(stepped(model, lambda: model(input_ids=tokens, labels=tokens).loss))
-    assert found.is_finite
-    assert found.whole <= 0.02
+    actual = compared(stepped(model, lambda: model(input_ids=tokens, labels=tokens).loss))
+    assert actual.is_finite
+    assert actual.whole <= 0.02

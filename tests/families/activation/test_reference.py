@@ -120,8 +120,8 @@ def test_gated_activations_are_jax_products(rng, name, dtype) -> None:
     inputs = (a.astype(FLOAT64), b.astype(FLOAT64))
     assert_matches(get_op(name)()(a, b), np.asarray(GATED[name](*inputs)).astype(dtype))
     expected = vjp(GATED[name], inputs, dy.astype(FLOAT64))
-    for found, wanted in zip(get_op(f"{name}Grad")()(dy, a, b), expected, strict=True):
-        assert_matches(found, wanted.astype(dtype))
+    for actual, wanted in zip(get_op(f"{name}Grad")()(dy, a, b), expected, strict=True):
+        assert_matches(actual, wanted.astype(dtype))
 
 
 def test_gated_halves_of_rows_are_jax_products(rng) -> None:

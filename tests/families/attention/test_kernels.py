@@ -43,13 +43,13 @@ def check(run: Any, arrays: list[Any], dtype: Any, **options: Any) -> None:
     given_ = q, k, v, mask, lengths
     y, lse = computed(op, *given_)
     placed = [None if x is None else run.place(x) for x in given_]
-    for found, expected in zip(op(*placed), (y, lse), strict=True):
-        assert_matches(run.host(found), expected)
+    for actual, expected in zip(op(*placed), (y, lse), strict=True):
+        assert_matches(run.host(actual), expected)
     op = get_op("FlashAttentionGrad")(mask_gradient=with_mask, **options)
     expected = computed(op, dy, q, k, v, y, lse, mask, lengths)
     of_forward = map(run.place, (y, lse))
-    found = op(run.place(dy), *placed[:3], *of_forward, *placed[3:])
-    for one, other in zip(found, expected, strict=True):
+    actual = op(run.place(dy), *placed[:3], *of_forward, *placed[3:])
+    for one, other in zip(actual, expected, strict=True):
         assert one is other is None or assert_matches(run.host(one), other) is None
 
 
@@ -163,9 +163,9 @@ def test_what_has_no_rows(run, rng, queries, keys) -> None:
     assert not run.host(y).any()
     assert (run.host(lse) == -np.inf).all()
     gradients = flash_attention_grad(*arrays, y, lse)
-    for found, x in zip(gradients, arrays[1:], strict=False):
-        assert found.shape == x.shape
-        assert not run.host(found).any()
+    for actual, x in zip(gradients, arrays[1:], strict=False):
+        assert actual.shape == x.shape
+        assert not run.host(actual).any()
 
 
 def fixed(run) -> list[bytes]:

@@ -89,10 +89,10 @@ def expected(q: Any, k: Any, v: Any, mask: Any, lengths: Any, options: dict[str,
 @every_option
 def test_it_is_the_matrix_of_scores(rng, form) -> None:
     (_, *given), options = inputs(rng, form)
-    for found, wanted in zip(
+    for actual, wanted in zip(
         flash_attention(*given, **options), expected(*given, options), strict=True
     ):
-        assert_matches(found, np.asarray(wanted))
+        assert_matches(actual, np.asarray(wanted))
 
 
 @every_option
@@ -106,15 +106,15 @@ def test_gradients_are_jax(rng, form) -> None:
 
     wanted = vjp(forward, primals, dy)
     y, lse = flash_attention(*given, **options)
-    found = flash_attention_grad(
+    actual = flash_attention_grad(
         dy, *given[:3], y, lse, *given[3:], **options, mask_gradient=with_mask
     )
-    for one, other in zip(found[:3], wanted, strict=False):
+    for one, other in zip(actual[:3], wanted, strict=False):
         assert_matches(one, other)
     if not with_mask:
-        assert found[3] is None
+        assert actual[3] is None
         return
-    ds = found[3][..., : mask.shape[-1]] if "pads_mask" in options else found[3]
+    ds = actual[3][..., : mask.shape[-1]] if "pads_mask" in options else actual[3]
     whole = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     axes = tuple(i for i in range(4) if whole.shape[i] == 1)
     assert_matches(ds.sum(axes, keepdims=True).reshape(mask.shape), wanted[3])
@@ -134,8 +134,8 @@ def test_it_is_pytorchs(rng, form) -> None:
     wanted.backward(torch.tensor(dy))
     y, lse = flash_attention(*given, **options)
     assert_matches(y, wanted.detach().numpy())
-    found = flash_attention_grad(dy, *given[:3], y, lse, *given[3:], **options)
-    for one, leaf in zip(found[:3], leaves, strict=True):
+    actual = flash_attention_grad(dy, *given[:3], y, lse, *given[3:], **options)
+    for one, leaf in zip(actual[:3], leaves, strict=True):
         assert_matches(one, leaf.grad.numpy())
 
 
@@ -150,10 +150,10 @@ def test_a_query_without_keys_is_0(rng) -> None:
     dq, dk, dv, _ = flash_attention_grad(dy, *given[:3], y, lse, given[3])
     assert not dq[:, :, 2].any()
     dy[:, :, 2] = 100
-    for found, wanted in zip(
+    for actual, wanted in zip(
         flash_attention_grad(dy, *given[:3], y, lse, given[3])[:3], (dq, dk, dv), strict=True
     ):
-        assert_matches(found, wanted, 0)
+        assert_matches(actual, wanted, 0)
 
 
 def test_parts_of_queries_are_one(rng, monkeypatch) -> None:
@@ -162,10 +162,10 @@ def test_parts_of_queries_are_one(rng, monkeypatch) -> None:
     arguments = (dy, *given[:3], y, lse, *given[3:])
     whole = flash_attention_grad(*arguments, **options)
     monkeypatch.setattr(reference, "PART", 60)
-    for found, wanted in zip(flash_attention(*given, **options), (y, lse), strict=True):
-        assert_matches(found, wanted)
-    for found, wanted in zip(flash_attention_grad(*arguments, **options), whole, strict=True):
-        assert found is wanted is None or assert_matches(found, wanted) is None
+    for actual, wanted in zip(flash_attention(*given, **options), (y, lse), strict=True):
+        assert_matches(actual, wanted)
+    for actual, wanted in zip(flash_attention_grad(*arguments, **options), whole, strict=True):
+        assert actual is wanted is None or assert_matches(actual, wanted) is None
 
 
 Q, K = np.zeros((2, 4, 5, 6), FLOAT32), np.zeros((2, 2, 7, 6), FLOAT32)

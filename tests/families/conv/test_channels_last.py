@@ -59,15 +59,15 @@ def gradients(
     return made, (x, y, w, dx, dw)
 
 
-def launches(found: Plan) -> list[Launch]:
-    return [step for step in found.steps if isinstance(step, Launch)]
+def launches(actual: Plan) -> list[Launch]:
+    return [step for step in actual.steps if isinstance(step, Launch)]
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
 def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     """W alone is staged for X's gradient, since its filters are summed; for Y it is not."""
-    found, (x, y, w, dx, dw) = gradients(LAYER, dtype)
-    stage, staged, total, *_ = launches(found)
+    actual, (x, y, w, dx, dw) = gradients(LAYER, dtype)
+    stage, staged, total, *_ = launches(actual)
     fields = stage.args[-1]
     assert [int(fields[name]["blocks"]) > 0 for name in "xyw"] == [False, False, True]
     assert stage.args[:5] == (None, None, None, None, w)
@@ -76,7 +76,7 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     image = staged.args[12]
     assert (image["width"], image["channels_last"]) == (16 // dtype.itemsize, True)
     first, _ = gradients(LAYER, dtype, channels_last=False)
-    assert found.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
+    assert actual.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
     forward = plan.plan_wanted(H200, LAYER, Wanted(x, x, w, y))
     assert [step.symbol for step in launches(forward)] == ["conv__staged"]
 
@@ -88,8 +88,8 @@ def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
     """Unless a stage would have filters that are no whole vectors; what positions read of X is
     clear."""
     device = replace(H200, has_warpgroups=True)
-    found, (_, _, w, *_) = gradients(SINGLE, FLOAT16, device)
-    staged, total = launches(found)
+    actual, (_, _, w, *_) = gradients(SINGLE, FLOAT16, device)
+    staged, total = launches(actual)
     assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
     assert (staged.args[2], staged.args[8]) == (None, w)
     assert [staged.args[12][n] for n in ("as_it_lies", "w_row")] == [True, 64]
@@ -99,8 +99,8 @@ def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
         (replace(SINGLE, filters=520), device, True, "w"),
         (SINGLE, H200, True, "w"),
     ):
-        found, _ = gradients(c, FLOAT16, of, channels_last=last)
-        stage, staged, _ = launches(found)
+        actual, _ = gradients(c, FLOAT16, of, channels_last=last)
+        stage, staged, _ = launches(actual)
         fields = stage.args[-1]
         assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
         assert bool(fields["n_rows"]) is (c == LAYER)
@@ -109,15 +109,15 @@ def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
 
 def test_what_no_tiles_read_is_copied() -> None:
     for c, dtype in ((FEW, FLOAT16), (LAYER, FLOAT64)):
-        found, (x, y, w, dx, dw) = gradients(c, dtype)
-        steps = launches(found)
+        actual, (x, y, w, dx, dw) = gradients(c, dtype)
+        steps = launches(actual)
         assert [s.symbol for s in steps[:3]] == ["conv__transpose"] * 3
         assert [s.symbol for s in steps[-2:]] == ["conv__transpose"] * 2
         assert [s.args[0] for s in steps[:3]] == [x, y, w]
         assert [s.args[1] for s in steps[-2:]] == [dx, dw]
         between = [a for s in steps[3:-2] for a in s.args if isinstance(a, Spec)]
         assert all(len(a.shape) == 1 for a in between)  # dB
-        assert found.workspace_nbytes <= 2 * (x.nbytes + y.nbytes + w.nbytes) + 64 * 2**20
+        assert actual.workspace_nbytes <= 2 * (x.nbytes + y.nbytes + w.nbytes) + 64 * 2**20
 
 
 DEPTHWISE = replace(LAYER, channels=144, filters=144, group=144)
@@ -125,8 +125,8 @@ DEPTHWISE = replace(LAYER, channels=144, filters=144, group=144)
 
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=dtype_name)
 def test_groups_of_one_channel_are_read_and_written_as_they_lie(dtype) -> None:
-    found, (x, y, w, dx, dw) = gradients(DEPTHWISE, dtype)
-    image, weight, of_w, of_b = launches(found)
+    actual, (x, y, w, dx, dw) = gradients(DEPTHWISE, dtype)
+    image, weight, of_w, of_b = launches(actual)
     assert [image.symbol, weight.symbol] == [
         "conv__depthwise_walks",
         "conv__depthwise_walks_weight",
@@ -158,8 +158,8 @@ def test_short_images_are_walked_as_wholes(batch, rows) -> None:
 )
 def test_other_groups_of_one_channel_are_copied(change, dtype) -> None:
     c = replace(DEPTHWISE, **change)
-    found, _ = gradients(c, dtype)
-    assert [step.symbol for step in launches(found)][:2] == ["conv__transpose"] * 2
+    actual, _ = gradients(c, dtype)
+    assert [step.symbol for step in launches(actual)][:2] == ["conv__transpose"] * 2
     x, y, w = specs(DEPTHWISE, FLOAT16)
     for given in ((replace(x, aligned=False), y), (x, replace(y, channels_last=False))):
         wanted = Wanted(given[0], given[0], w, given[1])
@@ -204,13 +204,13 @@ def test_lines_of_channels_are_those_of_numpy(
         dy = rng.standard_normal(y.shape).astype(dtype)
         values = (dy, x, w) if name.endswith("Grad") else (x, w, b)
         op, placed = get_op(name)(**how), [last(v, anywhere.place) for v in values]
-        expected, found = as_tuple(op(*values)), as_tuple(op(*placed))
+        expected, actual = as_tuple(op(*values)), as_tuple(op(*placed))
         bound = tolerance_of(dtype, max(dy.size, x.size) // channels)
-        for ours, other in zip(found, expected, strict=True):
+        for ours, other in zip(actual, expected, strict=True):
             assert_matches(anywhere.host(ours), other, bound)
         for place, output in enumerate(op.outputs[1:], 1):
             alone = op(*placed, outputs=(output.name,))[place]
-            assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))
+            assert np.array_equal(anywhere.host(alone), anywhere.host(actual[place]))
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (-1, -1)])
@@ -245,9 +245,9 @@ def test_results_are_those_of_contiguous_arrays(anywhere, rng, label, dtype) -> 
         values = inputs(rng, name, convolution, dtype)
         op = get_op(name)(**call.attributes)
         expected = as_tuple(op(*map(anywhere.place, values)))
-        found = as_tuple(op(*[last(v, anywhere.place) for v in values]))
+        actual = as_tuple(op(*[last(v, anywhere.place) for v in values]))
         bound = tolerance_of(dtype, terms(convolution))
-        for ours, other in zip(found, expected, strict=True):
+        for ours, other in zip(actual, expected, strict=True):
             assert ours.ndim < 3 or is_last(ours)
             assert_matches(anywhere.host(ours), anywhere.host(other), bound)
 
@@ -294,11 +294,11 @@ def test_sums_of_lines_are_those_of_planes(anywhere, rng, tf32) -> None:
         x = np.zeros((shape[0], 16, *shape[2:]), FLOAT32)
         w = np.zeros((shape[1], 16, *[1] * (len(shape) - 2)), FLOAT32)
         given = [last(a, anywhere.place) for a in (dy, x, w)]
-        *_, found = op(*given, outputs=("dB",))
+        *_, actual = op(*given, outputs=("dB",))
         wanted = dy.astype(FLOAT64).sum((0, *range(2, dy.ndim)))
         bound = tolerance_of(FLOAT32, math.prod(shape) // shape[1])
-        assert_matches(anywhere.host(found).astype(FLOAT64), wanted, bound)
-        assert np.array_equal(anywhere.host(op(*given)[2]), anywhere.host(found))
+        assert_matches(anywhere.host(actual).astype(FLOAT64), wanted, bound)
+        assert np.array_equal(anywhere.host(op(*given)[2]), anywhere.host(actual))
 
 
 # X, filters, the kernel's extents, strides and pads: of several tiles of positions, of which some
@@ -345,9 +345,9 @@ def test_gradients_of_few_channels_are_those_of_numpy(
     for lies in ((True,) * 3, (False,) * 3, rng.integers(2, size=3)):
         each = zip((dy, x, w), lies, strict=True)
         given = [last(a, anywhere.place) if is_last else anywhere.place(a) for a, is_last in each]
-        found = op(*given)
-        for ours, other, bound in zip(found, expected, bounds, strict=True):
+        actual = op(*given)
+        for ours, other, bound in zip(actual, expected, bounds, strict=True):
             assert_matches(anywhere.host(ours), other, bound)
         for place, output in enumerate(op.outputs):
             alone = op(*given, outputs=(output.name,))[place]
-            assert np.array_equal(anywhere.host(alone), anywhere.host(found[place]))
+            assert np.array_equal(anywhere.host(alone), anywhere.host(actual[place]))

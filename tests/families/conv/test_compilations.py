@@ -53,15 +53,15 @@ def layer(
 def convolutions() -> list[Convolution]:
     """In all tiles; the last have offsets of 64 bits, then groups of one channel."""
     shapes = itertools.product((3, 64, 130), (30, 64, 128, 300), (7, 56), (1, 3))
-    found = [layer(*shape) for shape in shapes]
-    found += [layer(2, 2, 40_000, kernel, n=1) for kernel in (1, 3)]
-    return [*found, *(layer(64, 64, 28, kernel, group=64) for kernel in (3, WIDE_TAPS))]
+    actual = [layer(*shape) for shape in shapes]
+    actual += [layer(2, 2, 40_000, kernel, n=1) for kernel in (1, 3)]
+    return [*actual, *(layer(64, 64, 28, kernel, group=64) for kernel in (3, WIDE_TAPS))]
 
 
 @functools.cache
 def launched(architecture: str, modes: tuple[int, ...] = MODES) -> dict[Slots, frozenset[str]]:
     """The kernels of each compilation that plans launch, in these modes of float32."""
-    device, found = compiler.device_of(architecture), dict[Slots, frozenset[str]]()
+    device, actual = compiler.device_of(architecture), dict[Slots, frozenset[str]]()
     for c, dtype, tf32 in itertools.product(convolutions(), FLOATS, modes):
         x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
         plans = (
@@ -72,8 +72,8 @@ def launched(architecture: str, modes: tuple[int, ...] = MODES) -> dict[Slots, f
             *of_lines(device, c, x, y, w),
         )
         for slots, name in itertools.chain.from_iterable(map(kernels, plans)):
-            found[slots] = found.get(slots, frozenset()) | {name}
-    return found
+            actual[slots] = actual.get(slots, frozenset()) | {name}
+    return actual
 
 
 def of_lines(device: Device, c: Convolution, x: Spec, y: Spec, w: Spec) -> Iterator[Plan]:
@@ -107,23 +107,23 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
         sums = set() if is_half else {"channel_sums", "line_sums"}
         staged = {"stage", "staged", "staged_total"} if copies else set()
         return {"total", *staged} | sums
-    found = set[str]()
+    actual = set[str]()
     is_measured, is_old = 80 <= int(architecture) < 120, int(architecture) < 80
     has_rows = is_measured or (rows == 64 if is_half else is_old or rows < 128)
     is_small = rows == 128 if is_half else is_wide
     if has_rows:
-        found |= {"pack", "weight_total"}
+        actual |= {"pack", "weight_total"}
         if not (is_half and is_small):
-            found |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
+            actual |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
         if is_half:
-            found |= {"image_lines", "weight_lines"}
+            actual |= {"image_lines", "weight_lines"}
     few = {"pack_few", "image_few", "weight_few", "weight_total_few", *DEPTHWISE}
     if is_float and rows == 64 and not is_wide:
         lines = {"image_lines", "weight_lines"}
-        found |= {"total", *direct, *lines} if of["TF32"] == "1" else few
+        actual |= {"total", *direct, *lines} if of["TF32"] == "1" else few
     if is_float and is_wide:
-        found |= DEPTHWISE_SUMS
-    return found | (WITHOUT_TILES if is_small else set())
+        actual |= DEPTHWISE_SUMS
+    return actual | (WITHOUT_TILES if is_small else set())
 
 
 def architectures() -> list[Any]:
@@ -144,13 +144,13 @@ every_architecture = pytest.mark.parametrize("architecture", architectures())
 def test_at_most_20_compilations(architecture) -> None:
     """For one architecture, whatever the convolution; and one of three products, and one of each
     type but doubles for groups of one channel and 5 x 5 taps."""
-    found = launched(architecture, (0, 1))
-    wide = [slots for slots in found if compiled(slots, architecture) == WIDE]
-    assert 7 < len(found) - len(wide) <= 20
+    actual = launched(architecture, (0, 1))
+    wide = [slots for slots in actual if compiled(slots, architecture) == WIDE]
+    assert 7 < len(actual) - len(wide) <= 20
     assert sorted(dict(slots)["T"] for slots in wide) == ["__half", "__nv_bfloat16", "float"]
-    assert len(launched(architecture)) <= len(found) + 1
-    found = launched(architecture)
-    for slots, names in found.items():
+    assert len(launched(architecture)) <= len(actual) + 1
+    actual = launched(architecture)
+    for slots, names in actual.items():
         assert names <= compiled(slots, architecture)
 
 
@@ -158,8 +158,8 @@ def test_at_most_20_compilations(architecture) -> None:
 def test_no_compilation_has_many_kernels(architecture) -> None:
     """Five products take about as long to compile as two beside all that has no tiles."""
     for slots in launched(architecture):
-        found = compiled(slots, architecture)
-        assert len(found & PRODUCTS) <= (2 if found >= WITHOUT_TILES else 5)
+        actual = compiled(slots, architecture)
+        assert len(actual & PRODUCTS) <= (2 if actual >= WITHOUT_TILES else 5)
 
 
 def test_a_compilation_has_the_kernels_that_it_is_said_to_have(seed) -> None:
@@ -169,6 +169,6 @@ def test_a_compilation_has_the_kernels_that_it_is_said_to_have(seed) -> None:
     except ProviderError as error:
         pytest.skip(str(error))
     slots = draw.choice(sorted(launched(architecture)))
-    found = compiler.compile_for(load("conv"), slot_options(dict(slots)), architecture)
-    with_body = {name for name, used in found.items() if used.registers > EMPTY}
+    actual = compiler.compile_for(load("conv"), slot_options(dict(slots)), architecture)
+    with_body = {name for name, used in actual.items() if used.registers > EMPTY}
     assert with_body == {f"conv__{name}" for name in compiled(slots, architecture)}

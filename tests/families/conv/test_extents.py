@@ -14,18 +14,18 @@ from cupy_training_ops.families.conv.extents import AUTO_PADS, Attributes, Convo
 def along(image: int, kernel: int, **attributes) -> tuple[int, int]:
     """The extent of Y along one axis and the pad before X."""
     given = {k: (v,) if isinstance(v, int) else v for k, v in attributes.items()}
-    found = Attributes("Conv", **given).convolution((1, 1, image), (1, 1, kernel))
-    return found.output[0], found.pads[0]
+    actual = Attributes("Conv", **given).convolution((1, 1, image), (1, 1, kernel))
+    return actual.output[0], actual.pads[0]
 
 
 def back(output: int, kernel: int, **attributes) -> tuple[int, int]:
     """The extent of a transposed convolution's Y and the pad before it."""
     given = {k: (v,) if isinstance(v, int) else v for k, v in attributes.items()}
-    found = Attributes("ConvTranspose", **given).transposed_convolution(
+    actual = Attributes("ConvTranspose", **given).transposed_convolution(
         (1, 1, output), (1, 1, kernel)
     )
-    assert found.output == (output,)
-    return found.image[0], found.pads[0]
+    assert actual.output == (output,)
+    return actual.image[0], actual.pads[0]
 
 
 @pytest.mark.parametrize(
@@ -85,22 +85,22 @@ def test_same_pads_take_all_there_are() -> None:
     for image, kernel, stride, dilation, how in itertools.product(
         range(1, 9), (1, 2, 3, 5), (1, 2, 3), (1, 2), AUTO_PADS[1:3]
     ):
-        found = along(image, kernel, strides=stride, dilations=dilation, auto_pad=how)
-        missing = max(0, (found[0] - 1) * stride + (kernel - 1) * dilation + 1 - image)
-        assert found[1] == (missing if how == "SAME_UPPER" else missing + 1) // 2
-        explicit = (found[1], missing - found[1])
-        assert along(image, kernel, strides=stride, dilations=dilation, pads=explicit) == found
+        actual = along(image, kernel, strides=stride, dilations=dilation, auto_pad=how)
+        missing = max(0, (actual[0] - 1) * stride + (kernel - 1) * dilation + 1 - image)
+        assert actual[1] == (missing if how == "SAME_UPPER" else missing + 1) // 2
+        explicit = (actual[1], missing - actual[1])
+        assert along(image, kernel, strides=stride, dilations=dilation, pads=explicit) == actual
 
 
 def test_more_axes_in_front() -> None:
     given = Attributes("Conv", 2, strides=(2,), dilations=(3,), pads=(4, 1))
-    found = given.convolution((5, 6, 9), (8, 3, 2))
-    assert found.padded_to(1) == found
-    assert found.padded_to(3) == Convolution(
+    actual = given.convolution((5, 6, 9), (8, 3, 2))
+    assert actual.padded_to(1) == actual
+    assert actual.padded_to(3) == Convolution(
         5, 6, 8, 2, (1, 1, 9), (1, 1, 6), (1, 1, 2), (1, 1, 2), (1, 1, 3), (0, 0, 4)
     )
-    assert (found.x_shape, found.y_shape, found.w_shape) == ((5, 6, 9), (5, 8, 6), (8, 3, 2))
-    assert (found.rank, found.group_channels, found.group_filters) == (1, 3, 4)
+    assert (actual.x_shape, actual.y_shape, actual.w_shape) == ((5, 6, 9), (5, 8, 6), (8, 3, 2))
+    assert (actual.rank, actual.group_channels, actual.group_filters) == (1, 3, 4)
 
 
 @pytest.mark.parametrize(

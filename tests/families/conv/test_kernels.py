@@ -53,8 +53,8 @@ def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
         "group": group,
     }
     w = (filters, shape[1] // group, *[extent] * rank)
-    found = [n // stride for n in shape[2:]]
-    x, y = Spec(shape, dtype), Spec((shape[0], filters, *found), dtype)
+    actual = [n // stride for n in shape[2:]]
+    x, y = Spec(shape, dtype), Spec((shape[0], filters, *actual), dtype)
     if name == "ConvTransposeGrad":
         x, y = y, x
         attributes["output_shape"] = y.shape[2:]
@@ -68,9 +68,9 @@ def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
 
 def blocks_of(plan) -> tuple[int, int]:
     """Blocks of the launch over staged arrays: those of an image, and of weights."""
-    (found,) = (step for step in plan.steps if step.symbol == "conv__staged")
-    weights = found.args[6]
-    return found.config.grid[0] - weights, weights
+    (actual,) = (step for step in plan.steps if step.symbol == "conv__staged")
+    weights = actual.args[6]
+    return actual.config.grid[0] - weights, weights
 
 
 def symbols(plan) -> list[str]:
@@ -111,15 +111,15 @@ def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
         assert symbols(planned(name, DEVICES[1], layer, "XW")) == [*STAGED, "conv__staged_total"]
         return
     if alone["X"] == ["conv__stage", "conv__direct_image"]:
-        found = symbols(planned(name, DEVICES[1], layer, "XWB"))
-        assert found == [*alone["X"], "conv__direct_weight", "conv__direct_total"]
+        actual = symbols(planned(name, DEVICES[1], layer, "XWB"))
+        assert actual == [*alone["X"], "conv__direct_weight", "conv__direct_total"]
         return
     for wanted in ("XWB", "XW", "XB", "WB"):
-        found = symbols(planned(name, DEVICES[1], layer, wanted))
+        actual = symbols(planned(name, DEVICES[1], layer, wanted))
         is_joined = by_weight and "W" in wanted
         launching = wanted.replace("B", "") if is_joined else wanted
         last = ["conv__total"] if is_joined and "B" in wanted and group > 1 else []  # depthwise
-        assert found == [*(symbol for one in launching for symbol in alone[one]), *last]
+        assert actual == [*(symbol for one in launching for symbol in alone[one]), *last]
 
 
 def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
@@ -130,8 +130,8 @@ def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
         (LAYERS[1], FLOAT16, ("stage", "staged", "total")),
         (LAYERS[1], FLOAT32, ("channel_sums",)),
     ):
-        found = planned("ConvGrad", DEVICES[1], layer, "B", dtype)
-        assert symbols(found)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
+        actual = planned("ConvGrad", DEVICES[1], layer, "B", dtype)
+        assert symbols(actual)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
     _, step, _ = planned("ConvGrad", DEVICES[1], LAYERS[0], "B").steps
     assert step.args[2] is None  # no sums of W
     step, _ = planned("ConvGrad", DEVICES[1], FEW_FILTERS, "B").steps
@@ -154,8 +154,8 @@ def test_each_gradient_alone_is_what_it_is_among_others(anywhere, rng, name, dty
     every = op(*given)
     for n in (1, 2):
         for wanted in itertools.combinations(("dX", "dW", "dB"), n):
-            found = op(*given, outputs=wanted)
-            for output, ours, other in zip(op.outputs, found, every, strict=True):
+            actual = op(*given, outputs=wanted)
+            for output, ours, other in zip(op.outputs, actual, every, strict=True):
                 assert (ours is not None) == (output.name in wanted)
                 if ours is not None:
                     assert_matches(anywhere.host(ours), anywhere.host(other), 0)
@@ -246,16 +246,16 @@ def test_walks_down_rows_are_exact_sums(anywhere, rng, shape, filters, extent, p
     dy = rng.standard_normal(exact.shape).astype(dtype)
     op, given = get_op("ConvGrad")(**how), [anywhere.place(a) for a in (dy, x, w)]
     with launch_log() as steps:
-        found = op(*given)
+        actual = op(*given)
     walked = any("planes" in step.symbol for step in steps)
     assert not steps or walked == (extent == 3 or dtype != FLOAT64)
     expected = op(dy.astype(FLOAT64), *doubles[:2])
     bound = tolerance_of(dtype, dy.size // filters)
-    for ours, other in zip(found, expected, strict=True):
+    for ours, other in zip(actual, expected, strict=True):
         assert_matches(anywhere.host(ours), other.astype(dtype), bound)
     for place, output in enumerate(op.outputs):
         alone = op(*given, outputs=(output.name,))[place]
-        assert anywhere.host(alone).tobytes() == anywhere.host(found[place]).tobytes()
+        assert anywhere.host(alone).tobytes() == anywhere.host(actual[place]).tobytes()
 
 
 @pytest.mark.parametrize("extent", [3, 5])
@@ -291,8 +291,8 @@ CUT = 2e-3  # of a product's sum of magnitudes: both factors have 10 bits
 def lines_of(op, *arrays):
     """Results, and the kernels that ran."""
     with launch_log() as steps:
-        found = op(*arrays)
-    return found, [step.symbol for step in steps]
+        actual = op(*arrays)
+    return actual, [step.symbol for step in steps]
 
 
 @pytest.mark.parametrize(("shape", "filters", "group"), SHAPES, ids=str)
@@ -303,18 +303,18 @@ def test_lines_of_floats_are_multiplied_as_they_lie(run, rng, shape, filters, gr
     dy = rng.standard_normal((shape[0], filters, *shape[2:])).astype(FLOAT32)
     op = get_op("ConvGrad")(allow_tf32=True, group=group)
     given = [run.place(a) for a in (dy, x, w)]
-    found, symbols = lines_of(op, *given)
+    actual, symbols = lines_of(op, *given)
     assert {"conv__image_lines", "conv__weight_lines"} <= set(symbols)
     assert not {"conv__stage", "conv__channel_sums"} & set(symbols)
     doubles = [a.astype(FLOAT64) for a in (dy, x, w)]
     expected = conv_grad(*doubles, group=group, **REST)
     magnitudes = conv_grad(*map(abs, doubles), group=group, **REST)
-    for ours, exact, most in zip(found[:2], expected, magnitudes, strict=False):
+    for ours, exact, most in zip(actual[:2], expected, magnitudes, strict=False):
         assert np.all(abs(run.host(ours) - exact) <= CUT * most)
-    assert_matches(run.host(found[2]), expected[2].astype(FLOAT32), 1e-5)
+    assert_matches(run.host(actual[2]), expected[2].astype(FLOAT32), 1e-5)
     for place, output in enumerate(op.outputs):
         alone = op(*given, outputs=(output.name,))[place]
-        assert run.host(alone).tobytes() == run.host(found[place]).tobytes()
+        assert run.host(alone).tobytes() == run.host(actual[place]).tobytes()
 
 
 def test_forward_lines_have_a_bias(run, rng) -> None:
@@ -322,8 +322,8 @@ def test_forward_lines_have_a_bias(run, rng) -> None:
     w = rng.standard_normal((70, 40, 1, 1)).astype(FLOAT32)
     b = rng.standard_normal(70).astype(FLOAT32)
     op = get_op("Conv")(allow_tf32=True)
-    found, symbols = lines_of(op, *map(run.place, (x, w, b)))
+    actual, symbols = lines_of(op, *map(run.place, (x, w, b)))
     assert symbols == ["conv__pack", "conv__image_lines"]
     exact = np.einsum("nchw,mc->nmhw", x.astype(FLOAT64), w[:, :, 0, 0].astype(FLOAT64))
     most = np.einsum("nchw,mc->nmhw", abs(x), abs(w[:, :, 0, 0]))
-    assert np.all(abs(run.host(found) - (exact + b[:, None, None])) <= CUT * most)
+    assert np.all(abs(run.host(actual) - (exact + b[:, None, None])) <= CUT * most)

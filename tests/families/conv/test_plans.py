@@ -82,13 +82,13 @@ def launches(plan: Plan) -> list[Launch]:
 
 def main(plan: Plan, *kernels: str) -> tuple[str, int]:
     """The kernel that sums, and the rows of its tiles."""
-    (found,) = {
+    (actual,) = {
         (name.removesuffix("_few"), 32 if name.endswith("_few") else int(step.slots["ROWS"]))
         for step in launches(plan)
         for name in [step.symbol.removeprefix("conv__")]
         if name.startswith(kernels) and not name.removesuffix("_few").endswith("total")
     }
-    return found
+    return actual
 
 
 # Kernels and rows of tiles of X's gradient and of W's, alone, in types of 2 bytes.
@@ -109,20 +109,20 @@ TABLE = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_variants_of_known_layers(name) -> None:
     for dtype in (FLOAT16, BFLOAT16):
-        found = plans(layer(*LAYERS[name]), dtype)
+        actual = plans(layer(*LAYERS[name]), dtype)
         names = ("image", "weight", "staged", "direct")
-        kernels = (main(found["X"], *names), main(found["W"], *names))
+        kernels = (main(actual["X"], *names), main(actual["W"], *names))
         assert kernels == TABLE[name]
     for tf32 in (0, 1):
-        found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
+        actual = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
         is_staged = name not in ("conv1", "l1 1x1", "l1 1x1b")
         for of, gathered in (("X", "image"), ("W", "weight")):
             lines = f"{gathered}_lines" if tf32 else gathered
             expected = "staged" if is_staged else lines
             if tf32 and name == "conv1":
                 expected = f"direct_{gathered}"
-            assert main(found[of], gathered, "staged", "direct")[0] == expected
-        assert launches(found["X"])[-1].slots["TF32"] == str(tf32)
+            assert main(actual[of], gathered, "staged", "direct")[0] == expected
+        assert launches(actual["X"])[-1].slots["TF32"] == str(tf32)
 
 
 def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
@@ -131,12 +131,12 @@ def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
     device = replace(H200, has_warpgroups=True)
     for dtype in FLOATS:
         is_half = dtype.itemsize == 2
-        found, without = plans(c, dtype, device), plans(c, dtype)
+        actual, without = plans(c, dtype, device), plans(c, dtype)
         for key in "YXW":
-            for step in launches(found[key]):
+            for step in launches(actual[key]):
                 assert step.slots["WARPGROUPS"] == str(int(is_half))
-            assert (str(found[key]) == str(without[key])) is not is_half
-        assert str(found["b"]) == str(without["b"])
+            assert (str(actual[key]) == str(without[key])) is not is_half
+        assert str(actual["b"]) == str(without["b"])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
 def test_what_is_staged(change, expected) -> None:
     given = {"channels": 64, "filters": 64, "extent": 28, "kernel": 3, "stride": 1, **change}
     device = given.pop("device", H200)
-    found = plans(layer(**given), FLOAT16, device)
+    actual = plans(layer(**given), FLOAT16, device)
     for key in "YXW":
-        symbols = [step.symbol for step in launches(found[key])]
+        symbols = [step.symbol for step in launches(actual[key])]
         assert ("conv__staged" in symbols) is expected
 
 
@@ -179,8 +179,8 @@ def test_a_model_of_waves() -> None:
 
 
 def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
-    found = plans(layer(512, 512, 28, 3, 1, group=512), FLOAT16)
-    symbols = {key: [step.symbol for step in launches(plan)] for key, plan in found.items()}
+    actual = plans(layer(512, 512, 28, 3, 1, group=512), FLOAT16)
+    symbols = {key: [step.symbol for step in launches(plan)] for key, plan in actual.items()}
     assert symbols == {
         "Y": ["conv__depthwise_planes"],
         "X": ["conv__depthwise_planes"],
@@ -188,8 +188,8 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
         "b": ["conv__channel_sums", "conv__total"],
     }
     for filters, symbol in ((4, "conv__depthwise"), (5, "conv__image")):
-        found = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
-        assert launches(found["X"])[-1].symbol == symbol
+        actual = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
+        assert launches(actual["X"])[-1].symbol == symbol
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_few_images_are_divided_into_bands(batch, rows, rows_of_sums) -> None:
 
 def test_offsets_have_64_bits_where_an_image_is_large() -> None:
     for extent, offset in ((32_767, "u32"), (32_769, "i64")):
-        found = plans(layer(2, 1, extent, 1, 1, n=1), FLOAT16)
-        assert launches(found["Y"])[-1].slots["OFFSET"] == offset
-        assert launches(found["W"])[0].slots["OFFSET"] == offset
+        actual = plans(layer(2, 1, extent, 1, 1, n=1), FLOAT16)
+        assert launches(actual["Y"])[-1].slots["OFFSET"] == offset
+        assert launches(actual["W"])[0].slots["OFFSET"] == offset
 
 
 def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
     for capability, is_there in (((7, 5), "0"), ((8, 0), "1")):
-        found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=1)
-        assert launches(found["X"])[0].slots["TF32"] == is_there
+        actual = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=1)
+        assert launches(actual["X"])[0].slots["TF32"] == is_there
 
 
 @pytest.mark.parametrize(("dtype", "tf32"), [(FLOAT16, 0), (FLOAT32, 0), (FLOAT32, 1)], ids=str)
@@ -261,12 +261,12 @@ def test_longer_sums_come_first(name, dtype, tf32) -> None:
 def test_three_products_are_of_staged_arrays(name) -> None:
     """In tiles of their own; the first layer, which is not staged, is multiplied exactly."""
     c = layer(*LAYERS[name])
-    found, exact = plans(c, FLOAT32, tf32=3), plans(c, FLOAT32)
+    actual, exact = plans(c, FLOAT32, tf32=3), plans(c, FLOAT32)
     for key in "YXW":
         if name == "conv1":
-            assert str(found[key]) == str(exact[key])
+            assert str(actual[key]) == str(exact[key])
             continue
-        (step,) = (s for s in launches(found[key]) if s.symbol == "conv__staged")
+        (step,) = (s for s in launches(actual[key]) if s.symbol == "conv__staged")
         assert (step.slots["TF32"], step.slots["ROWS"]) == ("3", "64")
     for device in (H200, Device(80, (7, 5))):
         for dtype in FLOATS:
@@ -278,19 +278,19 @@ def test_three_products_are_of_staged_arrays(name) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_scratch_memory_is_bounded(name) -> None:
     for dtype in FLOATS:
-        found = plans(layer(*LAYERS[name]), dtype)
-        joined = found["X"].then(found["W"]).then(found["b"])
-        staged = "conv__stage" in [step.symbol for step in launches(found["W"])]
+        actual = plans(layer(*LAYERS[name]), dtype)
+        joined = actual["X"].then(actual["W"]).then(actual["b"])
+        staged = "conv__stage" in [step.symbol for step in launches(actual["W"])]
         c = layer(*LAYERS[name])
         given = (math.prod(c.x_shape) + math.prod(c.y_shape)) * dtype.itemsize
         assert joined.workspace_nbytes <= max(64 * 2**20, 2.5 * given if staged else 0)
 
 
 def test_large_weights_are_packed_and_summed_a_piece_at_a_time() -> None:
-    found = plans(layer(4096, 4096, 7, 3, 1), FLOAT32)
-    assert len(launches(found["X"])) > 2
-    assert sum(step.symbol == "conv__weight_total" for step in launches(found["W"])) > 1
-    assert all(plan.workspace_nbytes <= 64 * 2**20 for plan in found.values())
+    actual = plans(layer(4096, 4096, 7, 3, 1), FLOAT32)
+    assert len(launches(actual["X"])) > 2
+    assert sum(step.symbol == "conv__weight_total" for step in launches(actual["W"])) > 1
+    assert all(plan.workspace_nbytes <= 64 * 2**20 for plan in actual.values())
 
 
 def test_parts_of_a_sum_fill_the_device() -> None:
@@ -300,10 +300,10 @@ def test_parts_of_a_sum_fill_the_device() -> None:
 
 
 def test_nothing_is_summed_where_there_is_nothing() -> None:
-    found = plans(layer(8, 8, 7, 3, 1, n=0), FLOAT32)
-    assert launches(found["Y"]) == launches(found["X"]) == []
-    assert [step.symbol for step in launches(found["W"])] == ["conv__weight_total_few"]
-    assert [step.symbol for step in launches(found["b"])] == ["conv__total"]
+    actual = plans(layer(8, 8, 7, 3, 1, n=0), FLOAT32)
+    assert launches(actual["Y"]) == launches(actual["X"]) == []
+    assert [step.symbol for step in launches(actual["W"])] == ["conv__weight_total_few"]
+    assert [step.symbol for step in launches(actual["b"])] == ["conv__total"]
 
 
 def test_residues_of_a_stride_have_tiles_of_their_own() -> None:

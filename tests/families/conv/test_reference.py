@@ -41,10 +41,10 @@ def test_gradients_are_finite_differences(rng, name, call) -> None:
         pytest.skip("an option of transposed convolutions")
     dy, x, w = inputs(rng, name, call.convolution(name), FLOAT64)
     op = get_op(name.removesuffix("Grad"))(**call.attributes)
-    found = get_op(name)(**call.attributes)(dy, x, w)
+    actual = get_op(name)(**call.attributes)(dy, x, w)
     bias = np.zeros(dy.shape[1])
     primals = [x, w, bias]
-    for place, gradient in enumerate(found):
+    for place, gradient in enumerate(actual):
         some = rng.permutation(gradient.size)[:12]
 
         def forward(part, place=place, some=some):
@@ -83,8 +83,8 @@ def drawn(rng: np.random.Generator) -> Case:
     left = [(n - room) % s for n, room, s in zip(image, rooms, strides, strict=True)]
     given = {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
     shapes = (int(rng.integers(1, 4)), channels, *image), (filters, channels // group, *kernel)
-    found = Attributes("drawn", **given).convolution(*shapes)
-    return Case(found, given, ends, {"output_padding": tuple(left)})
+    actual = Attributes("drawn", **given).convolution(*shapes)
+    return Case(actual, given, ends, {"output_padding": tuple(left)})
 
 
 def several(rng: np.random.Generator, low: int, high: int, n: int) -> tuple[int, ...]:
@@ -121,14 +121,14 @@ def check_against_jax(rng, case: Case) -> None:
 
     y, dx, dw = with_gradients(forward, x, w, dy)
     back = case.attributes | case.left
-    found = (
+    actual = (
         cto.conv(x, w, **case.attributes),
         *cto.conv_grad(dy, x, w, **case.attributes, outputs=("dX", "dW"))[:2],
         cto.conv_transpose(dy, w, **back),
         *cto.conv_transpose_grad(x, dy, w, **back)[:2],
     )
     bound = 1e-14 * np.sqrt(x.size + dy.size + w.size)
-    for ours, theirs in zip(found, (y, dx, dw, dx, y, dw), strict=True):
+    for ours, theirs in zip(actual, (y, dx, dw, dx, y, dw), strict=True):
         assert_matches(ours, theirs, bound)
 
 
@@ -170,10 +170,10 @@ def test_a_transposed_convolution_is_one_of_spread_elements(rng) -> None:
     y, dx, dw = with_gradients(forward, dy, w, x)
     attributes = case.attributes | case.left
     assert_matches(cto.conv_transpose(dy, w, **attributes), y)
-    found = cto.conv_transpose_grad(x, dy, w, **attributes)
-    assert_matches(found[0], dx)
-    assert_matches(found[1], dw)
-    assert_matches(found[2], x.sum((0, *range(2, x.ndim))))
+    actual = cto.conv_transpose_grad(x, dy, w, **attributes)
+    assert_matches(actual[0], dx)
+    assert_matches(actual[1], dw)
+    assert_matches(actual[2], x.sum((0, *range(2, x.ndim))))
 
 
 # ---- laws ----------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def test_sums_are_rounded_once(anywhere, rng, name, dtype) -> None:
     given = [np.rint(20 * array) for array in given]
     exact = get_op(name)(**call.attributes)(*given)
     op = get_op(name)(**call.attributes)
-    found = op(*[anywhere.place(array.astype(dtype)) for array in given])
-    pairs = zip(found, exact, strict=True) if type(exact) is tuple else [(found, exact)]
+    actual = op(*[anywhere.place(array.astype(dtype)) for array in given])
+    pairs = zip(actual, exact, strict=True) if type(exact) is tuple else [(actual, exact)]
     for ours, wanted in pairs:
         assert_matches(anywhere.host(ours), wanted.astype(dtype), 0)
 
@@ -231,8 +231,8 @@ def test_pieces_make_no_difference(monkeypatch, rng, name) -> None:
         whole = op(*given)
         for piece in (1, 100, 1000):
             monkeypatch.setattr(cpu, "_PIECE", piece)
-            found = op(*given)
-            pairs = zip(found, whole, strict=True) if type(whole) is tuple else [(found, whole)]
+            actual = op(*given)
+            pairs = zip(actual, whole, strict=True) if type(whole) is tuple else [(actual, whole)]
             for ours, wanted in pairs:
                 assert_matches(ours, wanted)
         monkeypatch.undo()

@@ -72,10 +72,10 @@ def drawn(rng: np.random.Generator, most: int = MOST_PRODUCTS) -> Case:
     left = tuple((n - room) % s for n, room, s in zip(image, rooms, strides, strict=True))
     given = {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
     shapes = (int(rng.integers(1, 4)), channels, *image), (filters, channels // group, *kernel)
-    found = Attributes("drawn", **given).convolution(*shapes)
-    if products(found) > most:
+    actual = Attributes("drawn", **given).convolution(*shapes)
+    if products(actual) > most:
         return drawn(rng, most)
-    return Case(found, given, ends, left)
+    return Case(actual, given, ends, left)
 
 
 def products(c: Convolution) -> int:
@@ -168,16 +168,16 @@ def check(
             lying(run, np.empty(e.shape, dtype), e.ndim > 2 and rng.random() < share, poison)
             for e in expected
         )
-        found = as_tuple(op(*placed, out=out if len(out) > 1 else out[0]))
+        actual = as_tuple(op(*placed, out=out if len(out) > 1 else out[0]))
         again = as_tuple(op(*placed))
-        for ours, other, wanted in zip(found, again, expected, strict=True):
+        for ours, other, wanted in zip(actual, again, expected, strict=True):
             assert run.host(ours).tobytes() == run.host(other).tobytes()
             terms = dy.size // c.filters + math.prod(c.kernel) * (
                 c.group_channels + c.group_filters
             )
             bound = tolerance_of(dtype, terms, tf32 == 1)
             assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
-        pairs[name] = [run.host(a).astype(FLOAT64) for a in found]
+        pairs[name] = [run.host(a).astype(FLOAT64) for a in actual]
     are_adjoint(x, w, dy, pairs["Conv"][0], *pairs["ConvGrad"][:2])
     are_adjoint(dy, w, x, pairs["ConvTranspose"][0], *pairs["ConvTransposeGrad"][:2])
 
@@ -192,9 +192,9 @@ def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
 
 def tiles() -> list[tuple[str, int, bool]]:
     """Types, rows of a tile, and whether warpgroups multiply it."""
-    found = itertools.product(TYPES, ROWS, MULTIPLIERS)
-    found = (tile for tile in found if "float16" in tile[0] or not tile[2])
-    return [tile for tile in found if tile[0] != "tf32x3" or tile[1] in plan_model.OF_PARTS]
+    actual = itertools.product(TYPES, ROWS, MULTIPLIERS)
+    actual = (tile for tile in actual if "float16" in tile[0] or not tile[2])
+    return [tile for tile in actual if tile[0] != "tf32x3" or tile[1] in plan_model.OF_PARTS]
 
 
 def name_of(tile: tuple[str, int, bool]) -> str:
@@ -238,11 +238,13 @@ def test_many_stages_of_a_single_tap(run, rng, staged, by_warpgroups) -> None:
     w = rng.standard_normal((320, 16, 1)).astype(FLOAT16)
     dx, dw, _ = get_op("ConvGrad")()(*map(run.place, (dy, x, w)), outputs=("dX", "dW"))
     x, dy, w = (a.astype(FLOAT64) for a in (x, dy, w))
-    for found, expected in (
+    for actual, expected in (
         (dx, np.einsum("nmi,mco->nci", dy, w)),
         (dw, np.einsum("nmi,nci->mc", dy, x)[..., None]),
     ):
-        assert_matches(run.host(found).astype(FLOAT64), expected, tolerance_of(FLOAT16, 320, False))
+        assert_matches(
+            run.host(actual).astype(FLOAT64), expected, tolerance_of(FLOAT16, 320, False)
+        )
 
 
 @pytest.mark.parametrize("by_warpgroups", MULTIPLIERS)
@@ -263,9 +265,9 @@ def test_sums_of_weights_in_parts(run, rng, staged, monkeypatch, by_warpgroups) 
     _, dw, db = op(*map(run.place, (dy, x, w)), outputs=("dW", "dB"))
     x, dy = (a.astype(FLOAT64) for a in (x, dy))
     bound = tolerance_of(FLOAT16, 162, False)
-    found = (run.host(a).astype(FLOAT64) for a in (dw, db))
+    actual = (run.host(a).astype(FLOAT64) for a in (dw, db))
     expected = (np.einsum("nmi,nci->mc", dy, x)[..., None], dy.sum((0, 2)))
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert_matches(one, other, bound)
 
 
@@ -303,9 +305,9 @@ def test_the_gradient_of_a_bias_alone(run, rng, staged, rows, by_warpgroups) -> 
         rng.standard_normal(shape).astype(FLOAT16)
         for shape in ((2, 17, 3, 2), (2, 16, 3, 3), (17, 16, 1, 1))
     )
-    found = op(*map(run.place, (dy, x, w)), outputs=("dB",))
+    actual = op(*map(run.place, (dy, x, w)), outputs=("dB",))
     expected = dy.astype(FLOAT64).sum((0, 2, 3))
-    (db,) = (a for a in found if a is not None)
+    (db,) = (a for a in actual if a is not None)
     assert_matches(run.host(db).astype(FLOAT64), expected, tolerance_of(FLOAT16, 12, False))
 
 

@@ -17,8 +17,8 @@ NAMES = ("dX", "dW", "dB")
 
 
 def gradients(run: Any, arrays: list[Any], **mode: bool) -> list[np.ndarray]:
-    found = get_op("ConvGrad")(pads=PADS, **mode)(*map(run.place, arrays))
-    return [run.host(a) for a in found]
+    actual = get_op("ConvGrad")(pads=PADS, **mode)(*map(run.place, arrays))
+    return [run.host(a) for a in actual]
 
 
 def arrays_of(rng: Any, make: Any) -> list[np.ndarray]:
@@ -64,9 +64,9 @@ def bound(terms: int) -> float:
 def test_errors_beside_float64(run, rng, make) -> None:
     arrays = arrays_of(rng, make)
     expected, magnitudes = in_float64(arrays)
-    found = gradients(run, arrays, tf32x3=True)
+    actual = gradients(run, arrays, tf32x3=True)
     terms = (64 * 6, arrays[0][:, 0].size)
-    for ours, right, size, n in zip(found, expected, magnitudes, terms, strict=False):
+    for ours, right, size, n in zip(actual, expected, magnitudes, terms, strict=False):
         assert (abs(ours - right) <= bound(n) * size).all()
 
 
@@ -74,8 +74,8 @@ def test_one_product_is_not_within_the_bound(run, rng) -> None:
     """So the bound tells one product from three, and would notice a part left out."""
     arrays = arrays_of(rng, positive)
     expected, magnitudes = in_float64(arrays)
-    found = gradients(run, arrays, allow_tf32=True)
-    for ours, right, size in zip(found[:2], expected, magnitudes, strict=False):
+    actual = gradients(run, arrays, allow_tf32=True)
+    for ours, right, size in zip(actual[:2], expected, magnitudes, strict=False):
         assert (abs(ours - right) > 4 * bound(400) * size).mean() > 0.1
 
 
@@ -93,9 +93,9 @@ def test_what_is_not_finite_stays_so(run, rng, special) -> None:
     """In dX, of all channels at the places that read it, and in dW of its filter; nowhere else."""
     arrays = arrays_of(rng, signed)
     arrays[0][1, 5, 3, 2] = special
-    found = gradients(run, arrays, tf32x3=True)
+    actual = gradients(run, arrays, tf32x3=True)
     expected, _ = in_float64(arrays)
-    for ours, right in zip(found, expected, strict=True):
+    for ours, right in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(right))
 
 

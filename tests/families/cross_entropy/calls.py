@@ -21,9 +21,9 @@ reductions = pytest.mark.parametrize("reduction", REDUCTIONS)
 def call(run, name, *inputs, out=None, outputs=None, **attributes):
     """The results as NumPy arrays."""
     op = get_op(name)(**attributes)
-    found = op(*run.place_inputs(op, inputs), out=out, outputs=outputs)
-    found = found if isinstance(found, tuple) else (found,)
-    return [None if array is None else run.host(array) for array in found]
+    actual = op(*run.place_inputs(op, inputs), out=out, outputs=outputs)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    return [None if array is None else run.host(array) for array in actual]
 
 
 LABELS = np.array([3, 0, 36, 5, 5, 9])
