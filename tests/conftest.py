@@ -11,6 +11,7 @@ import gc
 import os
 import secrets
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -135,7 +136,14 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor through what a file's tests have left: those that collect garbage took half a second."""
+    """Nor through what a file's tests have left: those that collect garbage took half a second.
+
+    What a test compiled is forgotten: Dynamo compiles one code object for eight cases at most, and
+    the forward passes of converted modules are few.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if hasattr(dynamo, "reset"):
+        dynamo.reset()
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
