@@ -24,16 +24,7 @@ from ..errors import ArgumentError, OpError, cut, raise_if_from_handler
 from ..families.attention.operators import FlashAttention, max_width
 from .checks import output_types, part_types
 from .control import runs_graphs
-from .graph import (
-    Extent,
-    Graph,
-    Node,
-    Problems,
-    Value,
-    check_attributes,
-    places_of,
-    subgraphs,
-)
+from .graph import Extent, Graph, Node, Problems, Value, check_attributes, places_of, subgraphs
 from .models import MOST_NODES, Proto, onnx_package, read_node, tensor_of
 from .passes import constant
 from .runner import is_known

@@ -73,14 +73,14 @@ def part_of(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def makers_of(
-    nodes: Sequence[Node], names: Iterable[str], *given: Iterable[str]
+    nodes: Sequence[Node], names: Iterable[str], *sources: Iterable[str]
 ) -> tuple[Node, ...]:
     """Return the nodes that these values are computed by, in their order; refuse unknown names.
 
-    given: names of inputs, and of constants, which no node makes.
+    sources: names of inputs, and of constants, which no node computes.
     """
     makers = tuple(nodes[i] for i in places_of(nodes, names))
-    missing = sorted(set(names).difference(*given, *(node.outputs for node in makers)))
+    missing = sorted(set(names).difference(*sources, *(node.outputs for node in makers)))
     if missing:
         raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
     return makers
@@ -101,8 +101,8 @@ def write_part(
     """
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
     nodes = [Node(n.op_type, n.domain, 1, _reads(n), (*n.output,)) for n in model.graph.node]
-    given = [item.name for item in (*model.graph.input, *model.graph.initializer)]
-    makers = makers_of(nodes, names, given)
+    sources = [item.name for item in (*model.graph.input, *model.graph.initializer)]
+    makers = makers_of(nodes, names, sources)
     inside = {name for node in makers for name in node.outputs if name}
     try:
         data = _part(model, names, inside, arrays).SerializeToString()

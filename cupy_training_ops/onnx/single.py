@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError, raise_if_from_handler, refuse, shown
+from ..errors import ArgumentError, refuse, shown
 from ..registry import REGISTRY
 from .graph import EMPTY, Graph, Node, Problems, Value
 from .models import onnx_package, read_node
 from .runner import each, is_known, runner_of
 from .session import Session
 from .standard import NEWEST, TABLE
+from .steps import raise_named
 
 
 def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
@@ -44,14 +45,8 @@ def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[An
     try:
         with np.errstate(all="ignore"):
             results = run(list(inputs))
-    except MemoryError:
-        raise
-    except OpError as error:
-        raise_if_from_handler(error)
-        raise type(error)(f"{read.title}: {error}") from None
     except Exception as error:
-        raise_if_from_handler(error)
-        raise ArgumentError(f"{read.title}: {error}") from error
+        raise_named(error, read)
     return tuple(results)[: len(read.outputs)]
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -46,14 +46,8 @@ def run_step(step: Step, values: list[Any]) -> None:
     run, inputs, outputs, dead, node, _ = step
     try:
         results = run(list(map(values.__getitem__, inputs)))
-    except MemoryError:
-        raise
-    except OpError as error:
-        raise_if_from_handler(error)
-        raise type(error)(f"{node.title}: {error}") from None
     except Exception as error:
-        raise_if_from_handler(error)
-        raise ArgumentError(f"{node.title}: {error}") from error
+        raise_named(error, node)
     for slot, result in zip(outputs, results, strict=False):
         values[slot] = result
     for k, slot in enumerate(outputs):
@@ -61,6 +55,19 @@ def run_step(step: Step, values: list[Any]) -> None:
             raise ArgumentError(f"{node.title}: its output {k} is not computed here")
     for slot in dead:
         values[slot] = None
+
+
+def raise_named(error: Exception, node: Node) -> NoReturn:
+    """Raise an error of a node's computation with the node's name, if it is no signal handler's.
+
+    Running out of memory is no fault of the node.
+    """
+    raise_if_from_handler(error)
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, OpError):
+        raise type(error)(f"{node.title}: {error}") from None
+    raise ArgumentError(f"{node.title}: {error}") from error
 
 
 def with_dead_slots(steps: Sequence[Step], lasting: set[int]) -> list[Step]:

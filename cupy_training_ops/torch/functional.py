@@ -142,28 +142,26 @@ def gelu(
     input: Tensor, approximate: Literal["none", "tanh"] = "none", *, bias: Tensor | None = None
 ) -> Tensor:
     """As torch.nn.functional.gelu, of input + bias, a row, in one pass."""
-    order = _order(input) if bias is None else None
-    if order is None:
-        return _gelu(input, bias, approximate)
-    return _gelu(input.permute(order), None, approximate).permute(_back(order))
+    if bias is None:
+        return _in_layout(_gelu, input, None, approximate)
+    return _gelu(input, bias, approximate)
 
 
-def _order(input: Any) -> list[int] | None:
-    """Return the order of dimensions in which a tensor is contiguous, if that is another one.
+def _in_layout(function: Callable[..., Any], input: Any, *others: Any) -> Any:
+    """Return function(input, *others), elementwise, with dimensions in memory as the input's are.
 
-    PyTorch's elementwise functions keep such a layout; kernels here make contiguous results.
+    PyTorch's elementwise functions keep such an order; kernels here make contiguous results.
     """
-    if not isinstance(input, Tensor) or input.layout != torch.strided or input.is_contiguous():
-        return None
-    if type(input) is not Tensor or is_transformed() or torch.compiler.is_compiling():
-        return None
+    if type(input) is not Tensor or input.layout != torch.strided or input.is_contiguous():
+        return function(input, *others)
+    if is_transformed() or torch.compiler.is_compiling():
+        return function(input, *others)
     order = sorted(range(input.dim()), key=input.stride, reverse=True)
-    return order if input.permute(order).is_contiguous() else None
-
-
-def _back(order: list[int]) -> list[int]:
-    """Return the inverse of a permutation."""
-    return sorted(range(len(order)), key=order.__getitem__)
+    dense = input.permute(order)
+    if not dense.is_contiguous():
+        return function(input, *others)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return function(dense, *others).permute(back)
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -177,8 +175,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
             return call_pytorch("relu", reason, theirs.relu, input, True)
         if not records(input):
             return torch.relu(input)
-        order = _order(input)
-        return _relu(input) if order is None else _relu(input.permute(order)).permute(_back(order))
+        return _in_layout(_relu, input)
     except (AttributeError, TypeError) as error:
         raise_if_from_handler(error)
         refuse_others("relu", input=input)
@@ -245,10 +242,9 @@ def dropout(
     except TypeError:
         is_drawn = is_share = False
     if is_drawn:
-        order = _order(input) if bias is residual is None else None
-        if order is None:
-            return _drop(input, bias, residual, float(p))
-        return _drop(input.permute(order), None, None, float(p)).permute(_back(order))
+        if bias is residual is None:
+            return _in_layout(_drop, input, None, None, float(p))
+        return _drop(input, bias, residual, float(p))
     if not is_share:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     refuse_others("dropout", {"bias": bias, "residual": residual}, input=input)

@@ -137,9 +137,8 @@ def _norm_forward(cls: Any, own: Any) -> _Forward:
                     kinds[types] = cls.forward(self, no_rows).dtype
             kind = kinds[types]
             weight = nn.widened(weight, kind)
-        return functional.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon).to(
-            kind
-        )
+        y = functional.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+        return y.to(kind)
 
     return forward
 

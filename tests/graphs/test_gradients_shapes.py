@@ -151,7 +151,7 @@ def test_outputs_that_the_loss_leaves_out_have_zeros_for_gradients(rng) -> None:
 
 
 def test_parts_without_a_name_have_zeros_for_gradients(rng) -> None:
-    """Of a Split, loss = sum of w of the last part."""
+    """loss = sum of w of the last part of a Split, whose first one has no name."""
     model = model_of("Split", [rng.standard_normal(5), I64([2, 3])], n_outputs=2)
     del model.graph.node[1:3], model.graph.input[:1]
     model.graph.node[0].output[0] = ""

@@ -353,16 +353,16 @@ def test_a_converted_model_under_autocast() -> None:
 
 
 def test_layouts_stay_as_pytorchs(leaf) -> None:
-    """What is transposed back is in order again, and networks with their channels last stay so."""
+    """A result that is transposed back is contiguous again, and channels last stay last."""
     row = leaf(2, 6, 8, dtype=torch.float32).detach().requires_grad_()
     images = leaf(2, 3, 4, 5, dtype=torch.float32).detach()
-    given = {
+    inputs = {
         "transposed": row.transpose(1, 2),
         "last": images.to(memory_format=torch.channels_last).requires_grad_(),
         "gaps": images[..., ::2].transpose(1, 2).requires_grad_(),
         "in order": images.clone().requires_grad_(),
     }
-    for way, x in given.items():
+    for way, x in inputs.items():
         for name, module in (("GELU", nn.GELU()), ("Dropout", nn.Dropout()), ("ReLU", nn.ReLU())):
             plain = getattr(theirs, name)()
             y, expected = module(x), plain(x)
@@ -377,7 +377,7 @@ def test_layouts_stay_as_pytorchs(leaf) -> None:
             dy = torch.rand_like(y)
             actual, wanted = (torch.autograd.grad(each, x, dy)[0] for each in (y, expected))
             torch.testing.assert_close(actual, wanted)
-    assert nn.GELU()(given["transposed"]).transpose(1, 2).view(12, 8).shape == (12, 8)
+    assert nn.GELU()(inputs["transposed"]).transpose(1, 2).view(12, 8).shape == (12, 8)
 
 
 NORMS = [  # of types that PyTorch takes together on a CPU: names, types of input and weight

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import ArgumentError
-from .rules import Site, Term, gradient, wide_type
+from .rules import Site, Term, gradient
 
 CLASSES = 1  # the axis of classes
 
@@ -59,8 +59,7 @@ def negative_log_likelihood_loss(site: Site) -> Sequence[Term | None]:
         factor = site.choose(is_ignored, 0, factor)
     rate = -dy
     if site.attribute("reduction", "mean") == "mean":
-        wide = site.cast(factor, wide_type(site.dtype(factor)))
-        rate = site.divide(rate, site.op("ReduceSum", wide, keepdims=0))
+        rate = site.divide(rate, site.op("ReduceSum", site.widened(factor), keepdims=0))
     rows, places = (
         site.op("Unsqueeze", each, site.ints(CLASSES)) for each in (rate * factor, labels)
     )

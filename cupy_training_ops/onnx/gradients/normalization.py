@@ -107,11 +107,6 @@ def rms_normalization(site: Site) -> Sequence[Term | None]:
     return site.owns(2, "SimplifiedLayerNormalizationGrad", *operands, axis=axis)
 
 
-def _wide(site: Site, *values: Term) -> tuple[Term, ...]:
-    """Return values of half types in float32, others as they are."""
-    return tuple(site.cast(x, wide_type(site.dtype(x))) for x in values)
-
-
 @gradient("InstanceNormalization")
 def instance_normalization(site: Site) -> Sequence[Term | None]:
     """dx, d_scale and d_bias, by rows (N, channels, rest): each is one channel of one sample."""
@@ -179,7 +174,7 @@ def lp_normalization(site: Site) -> Sequence[Term | None]:
 
     s = y for p = 2, sign(x) for p = 1. Half types are computed in float32.
     """
-    dy, x, y = _wide(site, site.dy, site.inputs[0], site.outputs[0])
+    dy, x, y = map(site.widened, (site.dy, site.inputs[0], site.outputs[0]))
     axes = site.ints(site.attribute("axis", -1))
 
     def total(value: Term) -> Term:
@@ -202,7 +197,7 @@ def local_response(site: Site) -> Sequence[Term | None]:
     A sum over neighbouring channels is a mean of (size, 1) of the planes (channels, rest).
     Half types are computed in float32.
     """
-    dy, x, y = _wide(site, site.dy, site.inputs[0], site.outputs[0])
+    dy, x, y = map(site.widened, (site.dy, site.inputs[0], site.outputs[0]))
     size, alpha = site.attribute("size", 1), site.attribute("alpha", 1e-4)
     beta, bias = site.attribute("beta", 0.75), site.attribute("bias", 1.0)
     n = site.op("ReduceProd", site.op("Shape", x, start=2, dtype=INT64), keepdims=1)

@@ -59,8 +59,7 @@ def reduce_l2(site: Site) -> Sequence[Term | None]:
 @gradient("ReduceLogSum")
 def reduce_log_sum(site: Site) -> Sequence[Term | None]:
     """y = log of the sum of x: dx = dy / sum of x, broadcast to x."""
-    x = site.inputs[0]
-    total = _reduce(site, "ReduceSum", site.cast(x, wide_type(site.dtype(x))))
+    total = _reduce(site, "ReduceSum", site.widened(site.inputs[0]))
     return [_repeat(site, site.divide(_with_axes(site, site.dys[0]), total))]
 
 
@@ -71,10 +70,9 @@ def reduce_log_sum_exp(site: Site) -> Sequence[Term | None]:
     Of half types y is computed again in float32: e^(x - y) would be as far off as y is rounded.
     """
     (dy,), (x, *_), (y,) = site.dys, site.inputs, site.outputs
-    dtype = site.dtype(x)
-    wide = site.cast(x, wide_type(dtype))
+    wide = site.widened(x)
     y = _with_axes(site, y) if wide is x else _reduce(site, "ReduceLogSumExp", wide)
-    return [site.cast(site.op("Exp", wide - y), dtype) * _with_axes(site, dy)]
+    return [site.cast(site.op("Exp", wide - y), site.dtype(x)) * _with_axes(site, dy)]
 
 
 @gradient("ReduceMax", "ReduceMin")

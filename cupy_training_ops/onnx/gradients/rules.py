@@ -210,6 +210,10 @@ class Site:
             return x
         return self.op("Cast", x, to=onnx_type(dtype), dtype=dtype)
 
+    def widened(self, x: Term) -> Term:
+        """Return x in its `wide_type`."""
+        return self.cast(x, wide_type(self.dtype(x)))
+
     def divide(self, dy: Term, divisor: Term) -> Term:
         """Return dy / divisor in the type of dy, divided in that of the divisor.
 
