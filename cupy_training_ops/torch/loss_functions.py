@@ -478,7 +478,7 @@ def linear_cross_entropy(
     return_token_accuracy, return_predicted_tokens: return a CrossEntropyOutput, reduced as by
     cross_entropy. dtype: of the loss, which is rounded once; None: the input's. options: of PyTorch
     2.13's LinearCrossEntropyOptions, batch_chunk_size bounds the rows of a chunk, whose scores are
-    the memory that the loss needs (default: 512 MiB); other options are for PyTorch's kernels.
+    the memory that the loss needs (default: about 512 MiB); others are for PyTorch's own kernels.
     """
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
     refuse_others("linear_cross_entropy", {"linear_bias": linear_bias, "weight": weight}, **tensors)

@@ -37,6 +37,17 @@ def test_chunks_cover_all_rows(rng) -> None:
     assert not list(layer_sums.chunks(0, 512))
 
 
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [(256, 1), (257, 2), (500, 2), (1187, 2), (1279, 2), (1280, 3), (1570, 3), (4096, 8)],
+)
+def test_chunks_have_nearly_512_mib(mib, expected) -> None:
+    """The number is the nearest, but at least two from 256 MiB on: none has more than 640."""
+    actual = list(layer_sums.chunks(mib << 10, 1 << 10))
+    assert len(actual) == expected
+    assert max(rows.stop - rows.start for rows in actual) <= 640 << 10
+
+
 @small
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_chunks_give_the_whole_loss(leaf, labels, reduction) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...plan import align_up, ceil_div
 from .losses import MOST, scale_in_place
 
-# Bytes of a chunk's scores. Large, as each chunk reads and writes the summed gradients.
+# Bytes of a chunk's scores, about: large, as each chunk reads and writes the summed gradients.
 CHUNK_NBYTES = 512 << 20
 SCALE = 1024  # factor of gradients of scores where float16 sums them: few become subnormal
 _ROWS = 128  # a chunk has whole tiles of a matrix product
@@ -21,10 +21,12 @@ MOST_APART = 128  # rows of `LayerSums.apart`
 def chunks(n_rows: int, row_nbytes: int, most_rows: int = 0) -> Iterator[slice]:
     """Yield slices that cover n_rows rows: nearly equal, about CHUNK_NBYTES, multiples of _ROWS.
 
-    row_nbytes: bytes of one row, of scores or of what else is processed in chunks. most_rows: rows
-    of each slice, whatever their bytes; 0: no bound.
+    All rows of half of CHUNK_NBYTES at most are one slice. Others have at most 1.25 CHUNK_NBYTES,
+    rounded up to _ROWS. row_nbytes: bytes of one row, of scores or of what else is processed in
+    chunks. most_rows: rows of each slice, whatever their bytes; 0: no bound.
     """
-    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
+    half, nbytes = CHUNK_NBYTES // 2, n_rows * row_nbytes
+    n_chunks = max(2, (nbytes + half) // CHUNK_NBYTES) if nbytes > half else 1  # the nearest number
     step = most_rows or max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 

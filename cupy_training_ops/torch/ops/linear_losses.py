@@ -7,8 +7,8 @@ memory, and adds to the gradients of the layer. Shapes here: hidden (rows, featu
 probabilities, class_weight (classes,). Where a row's loss has a shape `...`: weight (classes * ...,
 features), target (rows, ...) or (rows, classes, ...). ignore_index: class whose rows do not count.
 terms: label_smoothing, lse_square_scale, softcap. is_measured: z-losses and predicted classes are
-computed too. chunk_rows: rows of a chunk; 0: as many as have CHUNK_NBYTES. dloss: gradient of the
-loss. Bodies ignore their Run: they call operators over chunks themselves.
+computed too. chunk_rows: rows of a chunk; 0: as many as have about CHUNK_NBYTES. dloss: gradient of
+the loss. Bodies ignore their Run: they call operators over chunks themselves.
 """
 
 from __future__ import annotations
