@@ -101,13 +101,14 @@ def unsampled(family: str, device: Device) -> list[Module]:
 
 
 def large_convolutions(device: Device) -> list[Module]:
-    """Tall tiles over staged arrays, and gathered ones with offsets of 64 bits."""
+    """Tall tiles over staged arrays and of lines, and gathered ones with offsets of 64 bits."""
     results: dict[tuple[tuple[str, str], ...], set[str]] = {}
-    for dtype, tf32, (n, channels, extent) in itertools.product(
-        FLOATS, (False, True), ((64, 256, 14), (1, 2, 40_000))
+    for dtype, tf32, (n, channels, extent, kernel) in itertools.product(
+        FLOATS, (False, True), ((64, 256, 14, 3), (64, 128, 56, 1), (1, 2, 40_000, 3))
     ):
-        x, w = Spec((n, channels, extent, extent), dtype), Spec((channels, channels, 3, 3), dtype)
-        op = get_op("ConvGrad")(pads=(1,) * 4, allow_tf32=tf32)
+        x = Spec((n, channels, extent, extent), dtype)
+        w = Spec((channels, channels, kernel, kernel), dtype)
+        op = get_op("ConvGrad")(pads=(kernel // 2,) * 4, allow_tf32=tf32)
         for step in op.plan(device, x, x, w, x, w, None).steps:
             assert isinstance(step, Launch)
             results.setdefault(tuple(sorted(step.slots.items())), set()).add(step.symbol)

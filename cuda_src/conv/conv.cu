@@ -117,8 +117,8 @@ constexpr int WALK_BLOCKS = BLOCKS;
 // call does not wait for kernels that it does not launch. (T of 2 bytes: "half"; of 4 bytes:
 // "float".)
 //
-//     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half: not WIDE_ROWS
-//     HAS_LINES             conv__image_lines, _weight_lines; half: also WIDE_ROWS
+//     HAS_TILES             conv__pack, _image, _weight of CTO_ROWS rows; half, TF32: not WIDE_ROWS
+//     HAS_LINES             conv__image_lines, _weight_lines of CTO_ROWS rows; half, TF32 alone
 //     HAS_FEW               tiles of FEW_ROWS rows, of floats without TF32
 //     HAS_WIDE_TAPS         depthwise kernels for WIDE_TAPS x WIDE_TAPS taps, and conv__total
 //     WITHOUT_TILES         depthwise kernels and conv__transpose: in one compilation of each type
@@ -135,9 +135,10 @@ constexpr bool HAS_ROWS = sizeof(T) > 2 || CTO_ROWS == 64;
 #else
 constexpr bool HAS_ROWS = sizeof(T) > 2 ? CTO_ROWS < WIDE_ROWS : CTO_ROWS == 64;
 #endif
-constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (sizeof(T) > 2 || CTO_ROWS < WIDE_ROWS);
+constexpr bool CAN_HAVE_LINES = sizeof(T) == 2 || ROUNDS;
+constexpr bool HAS_TILES = GATHERS && HAS_ROWS && (CTO_ROWS < WIDE_ROWS || !CAN_HAVE_LINES);
 constexpr bool HAS_NARROW = GATHERS && sizeof(T) == 4 && CTO_ROWS == 2 * FEW_ROWS && !IS_WIDE;
-constexpr bool HAS_LINES = sizeof(T) == 2 ? GATHERS && HAS_ROWS : HAS_NARROW && ROUNDS;
+constexpr bool HAS_LINES = GATHERS && HAS_ROWS && CAN_HAVE_LINES;
 constexpr bool HAS_FEW = HAS_NARROW && !ROUNDS;
 constexpr bool WITHOUT_TILES = GATHERS && (sizeof(T) == 2 ? CTO_ROWS == WIDE_ROWS : IS_WIDE);
 constexpr bool HAS_HALF_LINES = CTO_STAGED && sizeof(T) == 2 && CTO_ROWS == FEW_ROWS;

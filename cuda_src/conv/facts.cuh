@@ -21,7 +21,7 @@ constexpr int BLOCKS = 2;
 constexpr int COLUMNS = 128;
 // Bytes of a row of a tile's operands that shared memory has at a time
 constexpr int PART_NBYTES = 64;
-// Rows of the widest tile; in 2-byte types such tiles are only copied by lines
+// Rows of the widest tile; in 2-byte types and TF32 of lines alone
 constexpr int WIDE_ROWS = 128;
 // Rows of the smallest tile of floats, compiled along with that of twice as many
 constexpr int FEW_ROWS = 32;

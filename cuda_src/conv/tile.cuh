@@ -194,7 +194,7 @@ struct ProductRowSums {
 template <class Tile>
 struct LineRowSums {
     static constexpr int SHARERS = THREADS / Tile::ROWS, COUNT = Tile::HALF / SHARERS;
-    static_assert(SHARERS == 4);
+    static_assert(SHARERS == 4 || SHARERS == 2);
 
     float sum = 0;
     bool works;
@@ -215,7 +215,7 @@ struct LineRowSums {
     __device__ __forceinline__ void write(float* to, int count) const {
         if (!works) return;  // all threads or none
         float total = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
-        total += __shfl_xor_sync(ALL_LANES, total, 2);
+        if constexpr (SHARERS == 4) total += __shfl_xor_sync(ALL_LANES, total, 2);
         const int row = threadIdx.x / SHARERS;
         if (threadIdx.x % SHARERS == 0 && row < count) to[row] = total;
     }

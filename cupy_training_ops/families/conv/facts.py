@@ -13,7 +13,7 @@ BLOCKS = 2  # blocks of THREADS on a multiprocessor, for launch bounds
 # ---- matrix products whose tiles are gathered, or copied by lines (positions of a channel) ----
 COLUMNS = 128  # columns of a block's tile
 PART_NBYTES = 64  # bytes of a row of a tile's operands that shared memory has at a time
-WIDE_ROWS = 128  # rows of the widest tile; in 2-byte types such tiles are only copied by lines
+WIDE_ROWS = 128  # rows of the widest tile; in 2-byte types and TF32 of lines alone
 FEW_ROWS = 32  # rows of the smallest tile of floats, compiled along with that of twice as many
 SIDE = 32  # channels of a block that sums an array (n, position, channel) over positions
 

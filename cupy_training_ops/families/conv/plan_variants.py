@@ -203,10 +203,11 @@ def _rows(device: Device, dtype: Dtype, tf32: int, *, lines: bool) -> list[int]:
     """Return the rows of tiles of kernels without staged arrays; lines: of conv__..._lines.
 
     tf32: 1, float32 may be rounded to TF32, else 0 or 3. Products with many rows are mostly over
-    staged arrays, so WIDE_ROWS is left out there; TF32 has tiles of 64 rows alone.
+    staged arrays, so WIDE_ROWS is left out there; in TF32 only tiles of lines have so many.
     """
     if rounds(device, dtype, tf32):
-        return [2 * FEW_ROWS]
+        most = WIDE_ROWS if lines else 2 * FEW_ROWS
+        return [n for n in choices(device, dtype) if 2 * FEW_ROWS <= n <= most]
     is_staged = dtype == FLOAT32 and device.capability >= TENSOR_CORES
     is_staged = is_staged or (dtype.itemsize == 2 and not lines)
     return [n for n in choices(device, dtype) if n < WIDE_ROWS or not is_staged]

@@ -113,14 +113,14 @@ def compiled(slots: Slots, architecture: str) -> set[str]:
     is_small = rows == 128 if is_half else is_wide
     if has_rows:
         actual |= {"pack", "weight_total"}
-        if not (is_half and is_small):
+        has_lines = is_half or of["TF32"] == "1"
+        if not (has_lines and rows == 128):
             actual |= {"image", "weight"} | ({"weight_y_lines"} if is_half else set())
-        if is_half:
+        if has_lines:
             actual |= {"image_lines", "weight_lines"}
     few = {"pack_few", "image_few", "weight_few", "weight_total_few", *DEPTHWISE}
     if is_float and rows == 64 and not is_wide:
-        lines = {"image_lines", "weight_lines"}
-        actual |= {"total", *direct, *lines} if of["TF32"] == "1" else few
+        actual |= {"total", *direct} if of["TF32"] == "1" else few
     if is_float and is_wide:
         actual |= DEPTHWISE_SUMS
     return actual | (WITHOUT_TILES if is_small else set())
@@ -141,12 +141,12 @@ every_architecture = pytest.mark.parametrize("architecture", architectures())
 
 
 @every_architecture
-def test_at_most_20_compilations(architecture) -> None:
+def test_at_most_21_compilations(architecture) -> None:
     """For one architecture, whatever the convolution; and one of three products, and one of each
     type but doubles for groups of one channel and 5 x 5 taps."""
     actual = launched(architecture, (0, 1))
     wide = [slots for slots in actual if compiled(slots, architecture) == WIDE]
-    assert 7 < len(actual) - len(wide) <= 20
+    assert 7 < len(actual) - len(wide) <= 21
     assert sorted(dict(slots)["T"] for slots in wide) == ["__half", "__nv_bfloat16", "float"]
     assert len(launched(architecture)) <= len(actual) + 1
     actual = launched(architecture)

@@ -13,6 +13,7 @@ from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.device.launch import launch_log
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.families.conv import plan_variants
 from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.families.conv.samples import CALLS, inputs
 from cupy_training_ops.plan import Device
@@ -288,15 +289,25 @@ REST |= {"strides": None, "allow_tf32": True}
 CUT = 2e-3  # of a product's sum of magnitudes: both factors have 10 bits
 
 
-def lines_of(op, *arrays):
-    """Results, and the kernels that ran."""
-    with launch_log() as steps:
-        actual = op(*arrays)
-    return actual, [step.symbol for step in steps]
+@pytest.fixture(params=[64, 128])
+def lines_of(request, run, monkeypatch):
+    """Calls an operator whose lines are in tiles of so many rows: results, and kernels that ran."""
+    monkeypatch.setitem(plan_variants.COST, request.param, 0)
+
+    def call(op, *arrays):
+        with launch_log() as steps:
+            actual = op(*arrays)
+        rows = {step.slots["ROWS"] for step in steps if step.symbol.endswith("_lines")}
+        assert run.on_gpu or rows <= {str(request.param)}  # 12.0 has 64 alone
+        return actual, [step.symbol for step in steps]
+
+    return call
 
 
 @pytest.mark.parametrize(("shape", "filters", "group"), SHAPES, ids=str)
-def test_lines_of_floats_are_multiplied_as_they_lie(run, rng, shape, filters, group) -> None:
+def test_lines_of_floats_are_multiplied_as_they_lie(
+    run, rng, lines_of, shape, filters, group
+) -> None:
     """dX, dW and dB, together and alone; dB is a sum of floats that are not cut."""
     x = rng.standard_normal(shape).astype(FLOAT32)
     w = rng.standard_normal((filters, shape[1] // group, *(1 for _ in shape[2:]))).astype(FLOAT32)
@@ -317,7 +328,7 @@ def test_lines_of_floats_are_multiplied_as_they_lie(run, rng, shape, filters, gr
         assert run.host(alone).tobytes() == run.host(actual[place]).tobytes()
 
 
-def test_forward_lines_have_a_bias(run, rng) -> None:
+def test_forward_lines_have_a_bias(run, rng, lines_of) -> None:
     x = rng.standard_normal((3, 40, 6, 10)).astype(FLOAT32)
     w = rng.standard_normal((70, 40, 1, 1)).astype(FLOAT32)
     b = rng.standard_normal(70).astype(FLOAT32)

@@ -121,7 +121,10 @@ def test_variants_of_known_layers(name) -> None:
             expected = "staged" if is_staged else lines
             if tf32 and name == "conv1":
                 expected = f"direct_{gathered}"
-            assert main(actual[of], gathered, "staged", "direct")[0] == expected
+            kernel, rows = main(actual[of], gathered, "staged", "direct")
+            assert kernel == expected
+            if kernel.endswith("_lines"):
+                assert (kernel, rows) == TABLE[name]["XW".index(of)]
         assert launches(actual["X"])[-1].slots["TF32"] == str(tf32)
 
 
