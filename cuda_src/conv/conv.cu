@@ -42,7 +42,7 @@
 #ifndef CTO_STAGED
 #define CTO_STAGED 0
 #endif
-// 1: warpgroup instructions multiply staged arrays; for compute capability 9.0 only.
+// 1: warpgroup instructions multiply staged arrays, floats in TF32; for compute capability 9.0 only.
 #ifndef CTO_WARPGROUPS
 #define CTO_WARPGROUPS 0
 #endif
@@ -152,7 +152,7 @@ constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && R
 using DirectTile = conv::direct::DirectTile<T, ROUNDS>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS && sizeof(T) == 2;
+constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS;
 using StagedTile =
     conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, BY_WARPGROUPS>;
 
@@ -404,13 +404,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded with zeros to
 // whole vectors of 16 bytes; rows[position] = where a position of Y reads X: the vector of its
 // first tap, and a bit for each tap inside. A block has a tile of one of them; arrays of 0 blocks
-// are left out.
+// are left out. Of types of 4 bytes blocks of Y also write y_lines, (channel, position of all
+// images), and y_sums[tile of positions][channel]; these and staged_y may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
-    conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
-                StagedRow* rows, const __grid_constant__ StagingLayout layout) {
+    conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, T* y_lines, A* y_sums, const T* w,
+                T* staged_w, StagedRow* rows, const __grid_constant__ StagingLayout layout) {
     if constexpr (CAN_STAGE) {
-        conv::staging::stage<T, ROUNDS, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
-                                                   layout);
+        const conv::staging::YOutputs<T> y_outputs{y_lines, y_sums, layout.positions};
+        conv::staging::stage<T, ROUNDS, CAN_STAGE>(x, staged_x, y, staged_y, y_outputs, w, staged_w,
+                                                   rows, layout);
     }
 }
 
@@ -448,17 +450,18 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
 // w = sum over `count` parts of `parts`, which conv__staged wrote: blocks [0, blocks_of_weights),
 // with `filters` filters a block; filters = 0: W has channels last, as its sums have.
 // joined_filters: filters of each of the groups that staging joined to one (staged_total.cuh). bias
-// = sum of y_parts: the blocks after these. `summers` and bias_summers threads share a sum.
+// = sum of bias_count y_parts: the blocks after these. `summers` and bias_summers threads share a
+// sum.
 extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_summers,
-                       const __grid_constant__ WeightLayout layout) {
+                       i32 filters, i32 joined_filters, u32 blocks_of_weights, i32 bias_count,
+                       i32 bias_summers, const __grid_constant__ WeightLayout layout) {
     if constexpr (CAN_STAGE) {
         if (blockIdx.x < blocks_of_weights)
             conv::staged_total::total_of_parts<StagedTile>(parts, w, count, summers, filters,
                                                            joined_filters, blockIdx.x, layout);
         else
-            write_total<T>(y_parts, bias, count, bias_summers,
+            write_total<T>(y_parts, bias, bias_count, bias_summers,
                            static_cast<i64>(layout.groups) * layout.rows,
                            blockIdx.x - blocks_of_weights);
     }

@@ -221,7 +221,7 @@ __device__ __forceinline__ void write_staged_lines(const StagedProduct<Tile>& pr
                                                    typename Tile::E* slab) {
     using E = typename Tile::E;
     constexpr int PITCH = Tile::ROWS + Tile::VECTOR;
-    if constexpr (Tile::BY_WARPGROUPS)
+    if constexpr (Tile::TRANSPOSES)
         store_lines(product, slab);
     else
         product.template each_pair</*OF_ROW=*/1, /*OF_COLUMN=*/PITCH>(
@@ -364,7 +364,7 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                 tap < n_taps ? staged_tap(layout, place, tap, staged.w_tap, vectors) : StagedTap{};
         __syncthreads();
         StagedProduct<Tile> product;
-        if constexpr (Tile::BY_WARPGROUPS) {
+        if constexpr (Tile::TRANSPOSES) {
             if (staged.as_it_lies)
                 add_staged<Tile, /*AS_IT_LIES=*/true>(product, shared, read, w, staged, n_taps,
                                                       layout, stages);

@@ -34,6 +34,7 @@ struct StagedTile {
     static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
     static constexpr int K = tensor_core::K<E>;
     static constexpr bool BY_WARPGROUPS = WARPGROUPS;  // warpgroups multiply; else warps
+    static constexpr bool TRANSPOSES = BY_WARPGROUPS && sizeof(E) == 2;  // which take such operands
     static constexpr bool IS_FLAT = ROWS == PANEL;
     static constexpr int GROUPS_COLUMNS = IS_FLAT ? FLAT_GROUPS_COLUMNS : TALL_GROUPS_COLUMNS;
     static constexpr int WARPS_COLUMNS = IS_SPLIT  ? SPLIT_COLUMNS

@@ -51,8 +51,8 @@ struct ByWarpgroups {
 // a stage is multiplied while the next is copied by copier.open(), copy(stage, slice) and close(),
 // and also(stage) is called meanwhile.
 template <class Tile, class Multiplier, class Copier, class Also>
-__device__ __forceinline__ void add_stages_by_warpgroups(StagedProduct<Tile>& product, u8* stages,
-                                                         i32 count, Copier& copier,
+__device__ __forceinline__ void add_stages_by_warpgroups(typename Multiplier::Product& product,
+                                                         u8* stages, i32 count, Copier& copier,
                                                          const Also& also) {
     constexpr int END = Tile::STAGES * Tile::STAGE_NBYTES;
     const Multiplier multiplier;

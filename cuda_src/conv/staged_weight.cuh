@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The gradient of W over staged arrays: rows are filters, columns are (tap, channel), and the sum
 // is over positions. A block sums one part of the positions; staged_total.cuh adds the parts.
-// Blocks of the first columns also sum Y, for the gradient of a bias.
+// Blocks of the first columns also sum Y, for the gradient of a bias, where staging does not.
 #pragma once
 #include "conv/staged_image.cuh"
 #include "conv/staged_row_sums.cuh"
+#include "conv/staged_weight_tf32.cuh"
 #include "conv/weight.cuh"
 
 namespace cto::conv::staged_weight {
@@ -15,6 +16,7 @@ using namespace staged_exact;
 using namespace staged_row_sums;
 using namespace staged_tile;
 using namespace staged_warpgroups;
+using namespace staged_weight_tf32;
 
 using weight::weight_tile;
 using weight::WeightTile;
@@ -45,29 +47,104 @@ struct WeightShared {
 template <class Tile>
 constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 
+// True if Y lies as lines of filters, (filter, position), for the products of a TransposedProduct.
+template <class Tile>
+constexpr bool Y_IS_LINES = Tile::BY_WARPGROUPS && !Tile::TRANSPOSES;
+
+// Copies stages of Y, as A, which has all positions of a filter in `padded` elements. A thread
+// copies one vector in eight (LINE_VECTORS) of every AT_ONCE-th line, a filter, or position.
+template <class Tile, bool IS_LINES>
+struct YCopier {
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
+    static constexpr int LINES = Tile::ROWS / AT_ONCE;  // filters of a thread
+
+    const uint4* next;  // the thread's vector of its first filter
+    i64 step;           // to that of its next filter
+    i32 rows;           // filters from its first on
+    int own;            // offset of its first vector in a stage
+
+    __device__ __forceinline__ YCopier(const typename Tile::E* y, const WeightTile& tile, i64 begin,
+                                       const WeightLayout& layout) {
+        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+        const i64 pitch =
+            staging::pitch_of_lines<typename Tile::E>(layout.positions) / Tile::VECTOR;
+        const i64 filter = static_cast<i64>(tile.group) * layout.rows + tile.first_row + line;
+        next = reinterpret_cast<const uint4*>(y) + filter * pitch + begin / Tile::VECTOR + vector;
+        step = AT_ONCE * pitch;
+        rows = layout.rows - tile.first_row - line;
+        own = line * LINE_NBYTES + place_in_line(vector, line);
+    }
+    // Copies every SLICES-th of the thread's filters from `slice` on; zeros past the last stage.
+    __device__ __forceinline__ void copy_lines(u8* stage, int slice, bool exists) const {
+#pragma unroll
+        for (int i = slice; i < LINES; i += SLICES)
+            async_copy::copy_or_zeros<16>(stage + own + i * AT_ONCE * LINE_NBYTES, next + i * step,
+                                          exists && i * AT_ONCE < rows);
+    }
+    __device__ __forceinline__ void copy_position(u8*, int, bool) {}
+    // Moves on by a stage.
+    __device__ __forceinline__ void close() { next += LINE_VECTORS; }
+};
+// From (position, filter).
+template <class Tile>
+struct YCopier<Tile, /*IS_LINES=*/false> {
+    static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
+    static constexpr int PANELS = Tile::ROWS / Tile::IN_LINE;
+    static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
+
+    const uint4* next;  // at the thread's next position
+    i64 step;           // to the thread's position after that
+    u32 exists;         // bit i: panel i has the thread's vector
+
+    __device__ __forceinline__ YCopier(const typename Tile::E* y, const WeightTile& tile, i64 begin,
+                                       const WeightLayout& layout) {
+        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+        const i32 filters = vectors_of(layout.rows, Tile::VECTOR);
+        const i32 first = tile.first_row / Tile::VECTOR + vector;
+        const i64 pitch = static_cast<i64>(filters) * layout.groups;
+        next = reinterpret_cast<const uint4*>(y) + (begin + line) * pitch +
+               (tile.group * filters + first);
+        step = AT_ONCE * pitch;
+        exists = 0;
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            exists |= static_cast<u32>(first + panel * LINE_VECTORS < filters) << panel;
+    }
+    __device__ __forceinline__ void copy_lines(u8*, int, bool) const {}
+    // Copies the thread's vectors of its next position, number i of a stage, to `to`; zeros if it
+    // is not there.
+    __device__ __forceinline__ void copy_position(u8* to, int i, bool is_there) {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            async_copy::copy_or_zeros<16>(to + (panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
+                                          next + panel * LINE_VECTORS,
+                                          is_there && (exists >> panel & 1) != 0);
+        next += step;
+    }
+    __device__ __forceinline__ void close() {}
+};
+
 // The copier of add_stages: copies stages of IN_LINE positions of Y, as A, and X, as B, to shared
-// memory. A thread copies one vector in eight (LINE_VECTORS) of every AT_ONCE-th position.
+// memory. Of X a thread copies one vector in eight (LINE_VECTORS) of every AT_ONCE-th position.
 template <class Tile>
 struct WeightCopier {
     using E = typename Tile::E;
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
     static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // positions of a thread in a stage
-    static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
     static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
     static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
     static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
 
     WeightShared<Tile>& shared;
-    const uint4* rows;     // StagedRows of the part; null if each position reads itself (1 x 1)
-    i32 first_position;    // of the part
-    i32 x_vectors;         // vectors of X at a position
-    i32 count;             // stages of the part
-    const uint4 *y, *x;    // y: at the thread's next position
-    i64 y_step;            // to the thread's position after that
-    i64 rest;              // positions of the part from the thread's first of the stage on
-    u32 y_exists;          // bit i: panel i has the thread's vector
-    i32 x_at[B_PANELS];    // ColumnReads of the thread's columns: at
-    u32 x_bits[B_PANELS];  // and bit
+    YCopier<Tile, Y_IS_LINES<Tile>> y;
+    const uint4* rows;   // StagedRows of the part; null if each position reads itself (1 x 1)
+    i32 first_position;  // of the part
+    i32 x_vectors;       // vectors of X at a position
+    i32 count;           // stages of the part
+    const uint4* x;
+    i64 rest;                     // positions of the part from the thread's first of the stage on
+    i32 x_at[B_PANELS];           // ColumnReads of the thread's columns: at
+    u32 x_bits[B_PANELS];         // and bit
     int line, own, stage_number;  // its first position in a stage; offset of its first vector there
     const StagedRow* reads;       // of the stage being copied
 
@@ -91,27 +168,24 @@ struct WeightCopier {
     // from `slice` on; zeros outside of the arrays. Called in the order of slices.
     __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
+        y.copy_lines(stage, slice, stage_number < count);
 #pragma unroll
         for (int i = slice; i < LINES; i += SLICES) {
             const bool exists = i * AT_ONCE < rest;
             const StagedRow row = reads[i * AT_ONCE];
-#pragma unroll
-            for (int panel = 0; panel < A_PANELS; ++panel)
-                async_copy::copy_or_zeros<16>(
-                    to + (panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
-                    y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
+            y.copy_position(to, i, exists);
 #pragma unroll
             for (int panel = 0; panel < B_PANELS; ++panel)
                 async_copy::copy_or_zeros<16, /*AGAIN=*/true>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
                     x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
-            y += y_step;
         }
     }
     // Closes the stage's group of copies, and moves on by IN_LINE positions.
     __device__ __forceinline__ void close() {
         async_copy::commit();
         ++stage_number;
+        y.close();
         rest -= Tile::IN_LINE;
     }
 };
@@ -218,9 +292,59 @@ __device__ __forceinline__ i32 shift_of(const WeightLayout& layout, u32 tap) {
     return shift;
 }
 
+// Columns of all tiles: taps by channels.
+__device__ __forceinline__ i32 columns_of(const WeightLayout& layout) {
+    return static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+}
+
+// The sums of sum_staged_weights over the stages that `copier` copies, block `block` being the one
+// of `tile` and `part`, by warps or warpgroups that load both operands from shared memory.
+template <class Tile>
+__device__ __forceinline__ void sum_tile(WeightCopier<Tile>& copier, float* sums, float* y_sums,
+                                         u32 block, u32 part, const WeightTile& tile,
+                                         const WeightLayout& layout, u8* stages) {
+    // After the products, so that these have registers.
+    const auto of_y = [&] {
+        const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
+        return y_sums + of_group * layout.rows + tile.first_row;
+    };
+    using Multiplier = typename Multipliers<Tile>::Weights;
+    StagedProduct<Tile> product;
+    if constexpr (Tile::IS_TF32) {
+        FloatRowSums<Tile> row_sums;
+        row_sums.wanted = y_sums && tile.first_column == 0;
+        AlsoRowSums<Tile> also{row_sums, sums != nullptr};
+        add_stages<Tile, AndRowSums<Tile, Multiplier>>(product, stages, copier.count, copier, also);
+        row_sums.write(of_y(), layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
+    } else {
+        StagedRowSums<Tile> row_sums;
+        row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
+        if constexpr (Tile::BY_WARPGROUPS)
+            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
+                                                       [&](const u8* stage) {
+                                                           if (row_sums.wanted) row_sums.add(stage);
+                                                       });
+        else
+            add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
+                                         [&](const tensor_core::A(&a)[Tile::DOWN]) {
+                                             if (row_sums.wanted) row_sums.add(a);
+                                         });
+        if (y_sums) row_sums.write(of_y(), layout.rows - tile.first_row);
+    }
+    const i32 columns = columns_of(layout) - tile.first_column;
+    if (!sums || product.first_row >= layout.rows - tile.first_row ||
+        product.first_column >= columns)
+        return;
+    float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
+    Multiplier::template each_pair<Tile::COLUMNS>(product, to, [](float* at, const float* pair) {
+        using Pair = vec::Vec<float, 2>;
+        *reinterpret_cast<Pair*>(at) = Pair{pair[0], pair[1]};
+    });
+}
+
 // sums[part][tile][row][column] = sum over the part's positions of y * x, y_sums[part][filter] =
 // sum of y, either may be null; block part * layout.tiles + tile of this kernel's part of the
-// launch. x, y: staged arrays; rows: what each position reads of X, null for 1 x 1 taps and stride
+// launch. x, y: staged arrays; where Y_IS_LINES lines of y, and `sums` without y_sums; rows: what each position reads of X, null for 1 x 1 taps and stride
 // 1; `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
@@ -237,27 +361,17 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i64 begin = part * layout.positions_of_part;
         const i64 end = min(begin + layout.positions_of_part, layout.positions);
         const i32 depth = layout.padded_channels / Tile::VECTOR;
-        const i32 filters = vectors_of(layout.rows, Tile::VECTOR);
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
-        const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
-        Copier copier{shared};
+        Copier copier{shared, {y, tile, begin, layout}};
         copier.rows = rows ? reinterpret_cast<const uint4*>(rows + begin) : nullptr;
         copier.first_position = static_cast<i32>(begin);
         copier.x_vectors = depth * layout.groups;
         copier.count = static_cast<i32>((end - begin + Tile::IN_LINE - 1) / Tile::IN_LINE);
-        const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
-        copier.y_step = Copier::AT_ONCE * y_pitch;
-        copier.y = reinterpret_cast<const uint4*>(y) + (begin + line) * y_pitch +
-                   (tile.group * filters + y_vector);
         copier.x = reinterpret_cast<const uint4*>(x);
         copier.rest = end - begin - line;
-        copier.y_exists = 0;
         copier.line = line;
         copier.own = place_of_position<Tile>(vector, line);
         copier.stage_number = 0;
-#pragma unroll
-        for (int panel = 0; panel < Copier::A_PANELS; ++panel)
-            copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
         for (int i = 0; i < Tile::AHEAD; ++i) copier.copy_rows(i);
         async_copy::commit();
         const u32 taps = static_cast<u32>(volume(layout.kernel));
@@ -292,43 +406,15 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                 copier.x_bits[panel] = exists ? 1u << column.tap : 0;
             }
         }
-        StagedProduct<Tile> product;
-        StagedRowSums<Tile> row_sums;
-        row_sums.wanted = sizeof(typename Tile::E) == 2 && y_sums && tile.first_column == 0;
-        const i32 n_columns = static_cast<i32>(taps) * layout.padded_channels;
-        const bool has_rows = product.first_row < layout.rows - tile.first_row;
-        const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
-        using Multiplier = typename Multipliers<Tile>::Weights;
-        const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
-        float* const of_y = y_sums ? y_sums + of_group * layout.rows + tile.first_row : nullptr;
-        if constexpr (Tile::IS_TF32) {
-            FloatRowSums<Tile> float_sums;
-            float_sums.wanted = y_sums && tile.first_column == 0;
-            AlsoRowSums<Tile> also{float_sums, sums != nullptr};
-            add_stages<Tile, AndRowSums<Tile, Multiplier>>(product, stages, copier.count, copier,
-                                                           also);
-            float_sums.write(of_y, layout.rows - tile.first_row, reinterpret_cast<float*>(stages));
-        } else if constexpr (Tile::BY_WARPGROUPS) {
-            add_stages_by_warpgroups<Tile, Multiplier>(product, stages, copier.count, copier,
-                                                       [&](const u8* stage) {
-                                                           if (row_sums.wanted) row_sums.add(stage);
-                                                       });
+        if constexpr (Y_IS_LINES<Tile>) {
+            TransposedProduct<Tile> product;
+            add_stages_by_warpgroups<Tile, TransposedByWarpgroups<Tile>>(
+                product, stages, copier.count, copier, /*also=*/[](const u8*) {});
+            product.write(sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS),
+                          layout.rows - tile.first_row, columns_of(layout) - tile.first_column);
         } else {
-            add_stages<Tile, Multiplier>(product, stages, copier.count, copier,
-                                         [&](const tensor_core::A(&a)[Tile::DOWN]) {
-                                             if (row_sums.wanted) row_sums.add(a);
-                                         });
+            sum_tile<Tile>(copier, sums, y_sums, block, part, tile, layout, stages);
         }
-        if constexpr (!Tile::IS_TF32) {
-            if (y_sums) row_sums.write(of_y, layout.rows - tile.first_row);
-        }
-        if (!works) return;
-        float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
-        Multiplier::template each_pair<Tile::COLUMNS>(
-            product, to, [](float* at, const float* pair) {
-                using Pair = vec::Vec<float, 2>;
-                *reinterpret_cast<Pair*>(at) = Pair{pair[0], pair[1]};
-            });
     }
 }
 

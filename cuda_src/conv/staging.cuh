@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Staged arrays, from which tiles are copied by vectors: (n, channel, position) as (n, position,
 // channel), channels padded with zeros to whole vectors of 16 bytes, floats rounded to TF32 if they
-// are multiplied so; and StagedRows, what each position of the output reads.
+// are multiplied so; and StagedRows, what each position of the output reads. Y also as lines, or
+// summed: YOutputs.
 //
 // Fields of StagedArray: channels, padded (to whole vectors); plane: positions of an image; width:
 // of them that are loaded as one vector; plane_tiles: tiles of PANEL positions of an image; blocks:
@@ -12,6 +13,28 @@
 namespace cto::conv::staging {
 
 using namespace image;
+
+// Elements from one of a YOutputs' lines, of `positions` elements, to the next.
+template <class E>
+__device__ __forceinline__ i64 pitch_of_lines(i64 positions) {
+    constexpr int IN_LINE = LINE_NBYTES / sizeof(E);
+    return (positions + IN_LINE - 1) / IN_LINE * IN_LINE;
+}
+
+// What a block that stages PANEL channels and positions of Y writes beside its staged array, in
+// types of 4 bytes; null: not wanted.
+//
+//     lines   lines[channel][position of all images], rounded, `positions` of them, filled up with
+//             zeros to a pitch of whole lines of shared memory
+//     sums    sums[tile of positions][channel], over the tile's positions, not rounded
+template <class E>
+struct YOutputs {
+    E* lines;
+    Acc<E>* sums;
+    i64 positions;
+
+    __device__ __forceinline__ i64 pitch() const { return pitch_of_lines<E>(positions); }
+};
 
 // to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
 // `tile` in shared memory: tile[channel * PITCH + position]. TF32: floats are rounded to TF32.
@@ -70,6 +93,55 @@ struct Transposer {
             }
         }
     }
+    // tile[channel * PITCH + position] = from[position * pitch + channel], zeros from channel
+    // `channels` and position `positions` on: channels are last.
+    __device__ __forceinline__ void load_lines(const E* from, i32 pitch, i32 channels,
+                                               i32 positions) {
+#pragma unroll 4
+        for (int i = 0; i < PANEL * PANEL / THREADS; ++i) {
+            const int index = i * THREADS + threadIdx.x;
+            const int position = index / PANEL, channel = index % PANEL;
+            const bool exists = channel < channels && position < positions;
+            tile[channel * PITCH + position] =
+                exists ? from[static_cast<i64>(position) * pitch + channel] : E{};
+        }
+    }
+    // The element of `tile` as it is multiplied.
+    __device__ __forceinline__ E rounded(int channel, int position) const {
+        const E x = tile[channel * PITCH + position];
+        if constexpr (TF32)
+            return tensor_core::to_tf32(x);
+        else
+            return x;
+    }
+    // to[channel][position] = `tile`, for channels below `channels` and positions below `positions`;
+    // then `zeros` zeros, at most PANEL. pitch: elements from a channel to the next.
+    __device__ __forceinline__ void store_lines(E* to, i64 pitch, i32 channels, i32 positions,
+                                                i32 zeros) const {
+        constexpr int AT_ONCE = THREADS / PANEL;
+        const int position = threadIdx.x % PANEL;
+#pragma unroll 4
+        for (int channel = threadIdx.x / PANEL; channel < PANEL; channel += AT_ONCE) {
+            if (channel >= channels) break;
+            E* const line = to + channel * pitch;
+            if (position < positions) line[position] = rounded(channel, position);
+            if (position < zeros) line[positions + position] = E{};
+        }
+    }
+    // to[channel] = sum of `tile` over positions below `positions`, for channels below `channels`.
+    // Four threads share a channel.
+    __device__ __forceinline__ void store_sums(Acc<E>* to, i32 channels, i32 positions) const {
+        static_assert(THREADS == 4 * PANEL);
+        constexpr int COUNT = PANEL / 4;
+        const int channel = threadIdx.x / 4, first = threadIdx.x % 4 * COUNT;
+        Acc<E> sum = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (first + i < positions) sum += to_acc(tile[channel * PITCH + first + i]);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        if (first == 0 && channel < channels) to[channel] = sum;
+    }
     // Stores `tile`, transposed, by vectors of channels: those below `channels`, at positions below
     // `positions`, which are `padded` elements apart.
     __device__ __forceinline__ void store(E* to, i32 padded, i32 channels, i32 positions) const {
@@ -79,10 +151,7 @@ struct Transposer {
             const int position = index / IN_LINE, channel = index % IN_LINE * WIDTH;
             vec::Vec<E, WIDTH> line;
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-                line.at[j] = tile[(channel + j) * PITCH + position];
-                if constexpr (TF32) line.at[j] = tensor_core::to_tf32(line.at[j]);
-            }
+            for (int j = 0; j < WIDTH; ++j) line.at[j] = rounded(channel + j, position);
             if (channel < channels && position < positions)
                 *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(position) * padded +
                                                        channel) = line;
@@ -115,13 +184,13 @@ __device__ __forceinline__ void pad_lines(const E* from, E* to, const StagedArra
     }
 }
 
-// to = the staged array of `from`: block `block`, in the order (image, channels, positions), has
-// PANEL channels and PANEL positions of an image. array.width says how it is loaded: by vectors of
-// so many positions; 0: planes side by side; -1: channels are last already. memory: shared memory
-// for a Transposer's tile.
+// to = the staged array of `from`, which may be null, and what `more` wants: block `block`, in the
+// order (image, channels, positions), has PANEL channels and PANEL positions of an image.
+// array.width says how it is loaded: by vectors of so many positions; 0: planes side by side; -1:
+// channels are last already. memory: shared memory for a Transposer's tile.
 template <class E, bool TF32>
 __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
-                                            u32 block, u8* memory) {
+                                            const YOutputs<E>& more, u32 block, u8* memory) {
     Transposer<E, TF32> transposer{reinterpret_cast<E*>(memory)};
     const u32 rest = block / static_cast<u32>(array.plane_tiles);
     const i32 position = (block - rest * array.plane_tiles) * PANEL;
@@ -130,12 +199,17 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     const i32 channel = (rest - n * channel_tiles) * PANEL;
     const i32 positions = array.plane - position, channels = array.channels - channel;
     const i64 line = static_cast<i64>(n) * array.plane + position;
-    to += line * array.padded + channel;
+    if (to) to += line * array.padded + channel;
+    if (array.width < 0) {
+        from += line * array.channels + channel;
+        if (sizeof(E) == 2 || !(more.lines || more.sums))
+            return pad_lines<E, TF32>(from, to, array, channels, positions);
+    } else {
+        from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
+    }
     if (array.width < 0)
-        return pad_lines<E, TF32>(from + (line * array.channels + channel), to, array, channels,
-                                  positions);
-    from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
-    if (array.width == vec::WIDTH<E>)
+        transposer.load_lines(from, array.channels, channels, positions);
+    else if (array.width == vec::WIDTH<E>)
         transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)
         transposer.template load<vec::WIDTH<E> / 2>(from, array.plane, channels, positions);
@@ -144,7 +218,19 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     else
         transposer.template load<1>(from, array.plane, channels, positions);
     __syncthreads();
-    transposer.store(to, array.padded, array.padded - channel, positions);
+    if (to) transposer.store(to, array.padded, array.padded - channel, positions);
+    if constexpr (sizeof(E) == 4) {
+        const i32 count = min(positions, PANEL);
+        if (more.lines) {
+            const i64 pitch = more.pitch(), end = line + count;
+            transposer.store_lines(more.lines + (channel * pitch + line), pitch, channels, count,
+                                   /*zeros=*/end == more.positions ? pitch - end : 0);
+        }
+        if (more.sums) {
+            const i64 part = static_cast<i64>(n) * array.plane_tiles + position / PANEL;
+            transposer.store_sums(more.sums + (part * array.channels + channel), channels, count);
+        }
+    }
 }
 
 // to[row][tap][k] = W of joined groups: groups.joined groups become one, with zeros where filter
@@ -226,35 +312,40 @@ __device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& 
 }
 
 // staged_x, staged_y, staged_w = x, y, w as (n, position, channel), channels padded to whole
-// vectors; rows[position] = what a position of the output reads of X. Blocks are numbered through
-// x, y, w and rows. TF32: floats are rounded to TF32. EXISTS: compiled for this GPU and type.
+// vectors; y_outputs: what Y becomes beside that, and staged_y may be null; rows[position] = what a
+// position of the output reads of X. Blocks are numbered through x, y, w and rows. TF32: floats are
+// rounded to TF32. EXISTS: compiled for this GPU and type.
 template <class E, bool TF32, bool EXISTS>
-__device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y, const E* w,
-                                      E* staged_w, StagedRow* rows, const StagingLayout& layout) {
+__device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y,
+                                      const YOutputs<E>& y_outputs, const E* w, E* staged_w,
+                                      StagedRow* rows, const StagingLayout& layout) {
     if constexpr (EXISTS) {
         __shared__ __align__(16) u8 memory[PANEL * Transposer<E, TF32>::PITCH * sizeof(E)];
         // One call for all three arrays: stage_array is inlined and takes long to compile.
         const StagedArray* array = &layout.x;
         const E* from = x;
         E* to = staged_x;
+        YOutputs<E> more{};
         u32 block = blockIdx.x;
         if (block >= array->blocks) {
             block -= array->blocks;
             array = &layout.y;
             from = y;
             to = staged_y;
+            more = y_outputs;
         }
         if (array == &layout.y && block >= array->blocks) {
             block -= array->blocks;
             array = &layout.w;
             from = w;
             to = staged_w;
+            more = {};
         }
         if (array == &layout.w && block >= array->blocks)
             return write_row(rows, layout, block - array->blocks);
         if (array == &layout.w && layout.groups.joined)
             return spread_w<E, TF32>(w, staged_w, *array, layout.groups, block);
-        stage_array<E, TF32>(from, to, *array, block, memory);
+        stage_array<E, TF32>(from, to, *array, more, block, memory);
     }
 }
 

@@ -4,7 +4,8 @@
 //
 // An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i
 // (16 bytes) of line l is at i ^ (l % 8) in the line. Lines are rows of A and columns of B; if
-// TRANSPOSED, a line is one k of the sum, and a panel has 64 rows or columns of two bytes. D is in
+// TRANSPOSED, a line is one k of the sum, and a panel has 64 rows or columns of two bytes. Floats are
+// cut off to TF32, and are not transposed. D is in
 // registers: d[j][i] of lane 4 g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i %
 // 2.
 #pragma once
@@ -80,10 +81,12 @@ __device__ __forceinline__ void wait() {
 #define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
 #define SIXTY_FOUR(i) SIXTEEN(i), SIXTEEN(i + 4), SIXTEEN(i + 8), SIXTEEN(i + 12)
-#define NUMBERS_TO_63                                                                  \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+#define NUMBERS_TO_31                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NUMBERS_TO_63                                                                    \
+    NUMBERS_TO_31                                                                        \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NUMBERS_TO_95                                                                    \
     NUMBERS_TO_63                                                                        \
@@ -94,6 +97,10 @@ __device__ __forceinline__ void wait() {
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
     "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
     "%126, %127"
+#define PRODUCT_OF_FLOATS(SHAPE, NUMBERS, AFTER, ...)                                             \
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.tf32.tf32 {" NUMBERS "}, " AFTER ";" \
+                 : __VA_ARGS__                                                                    \
+                 : "l"(a), "l"(b))
 #define PRODUCT(SHAPE, NUMBERS, AFTER, ...)                                         \
     asm volatile("wgmma.mma_async.sync.aligned." SHAPE " {" NUMBERS "}, " AFTER ";" \
                  : __VA_ARGS__                                                      \
@@ -118,7 +125,16 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 #ifdef __CUDA_CPU__
     emulated_wgmma<E, A_TRANSPOSED, B_TRANSPOSED>(d, a, b);
 #else
-    if constexpr (ARE_SAME<E, __half>) {
+    if constexpr (ARE_SAME<E, float>) {
+        if constexpr (N == 128)
+            PRODUCT_OF_FLOATS("m64n128k8", NUMBERS_TO_63, "%64, %65, 1, 1, 1", SIXTY_FOUR(0));
+        else if constexpr (N == 192)
+            PRODUCT_OF_FLOATS("m64n192k8", NUMBERS_TO_95, "%96, %97, 1, 1, 1", SIXTY_FOUR(0),
+                              SIXTEEN(16), SIXTEEN(20));
+        else
+            PRODUCT_OF_FLOATS("m64n256k8", NUMBERS_TO_127, "%128, %129, 1, 1, 1", SIXTY_FOUR(0),
+                              SIXTY_FOUR(16));
+    } else if constexpr (ARE_SAME<E, __half>) {
         PRODUCT_OF("f16.f16");
     } else {
         PRODUCT_OF("bf16.bf16");
@@ -126,11 +142,37 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], Operand a, Operan
 #endif
 }
 
+#define PRODUCT_OF_REGISTERS(SHAPE, NUMBERS, AFTER, ...)                                          \
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.tf32.tf32 {" NUMBERS "}, " AFTER ";" \
+                 : __VA_ARGS__                                                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+// Starts d += A B as above, of floats cut off to TF32, with A in registers: a[i] of lane 4 g + t of
+// warp w is row 16 w + g + 8 (i % 2) at k = t + 4 (i / 2). They may change after wait() alone.
+template <int N>
+__device__ __forceinline__ void multiply_registers(float (&d)[N / 8][4], const u32 (&a)[4],
+                                                   Operand b) {
+    static_assert(N == 64 || N == 128);
+#ifdef __CUDA_CPU__
+    emulated_wgmma<float>(d, a, b);
+#else
+    if constexpr (N == 64)
+        PRODUCT_OF_REGISTERS("m64n64k8", NUMBERS_TO_31, "{%32, %33, %34, %35}, %36, 1, 1, 1",
+                             SIXTEEN(0), SIXTEEN(4));
+    else
+        PRODUCT_OF_REGISTERS("m64n128k8", NUMBERS_TO_63, "{%64, %65, %66, %67}, %68, 1, 1, 1",
+                             SIXTY_FOUR(0));
+#endif
+}
+
+#undef PRODUCT_OF_REGISTERS
 #undef PRODUCT_OF
 #undef PRODUCT
+#undef PRODUCT_OF_FLOATS
 #undef NUMBERS_TO_127
 #undef NUMBERS_TO_95
 #undef NUMBERS_TO_63
+#undef NUMBERS_TO_31
 #undef SIXTY_FOUR
 #undef SIXTEEN
 #undef FOUR

@@ -25,14 +25,16 @@ class Layout:
     transposed one k. Patterns, and of lines of 16 bytes the vectors, are any distance apart.
     """
 
-    def __init__(self, rng, mode: int, transposed: bool, n: int, first: int) -> None:
-        self.mode, self.transposed = mode, transposed
+    def __init__(
+        self, rng, mode: int, transposed: bool, n: int, first: int, itemsize: int = 2
+    ) -> None:
+        self.mode, self.transposed, self.itemsize = mode, transposed, itemsize
         self.line, self.start = LINES[mode], first
         vectors = self.line // 16
         if transposed:
             across, down = math.ceil(n / 8 / vectors), K // 8
         else:
-            across, down = math.ceil(K / 8 / vectors), n // 8
+            across, down = math.ceil(2 / vectors), n // 8
         # So that no two patterns share a place.
         unit = 8 * self.line
         self.of_down = unit * int(rng.integers(1, 3))
@@ -51,11 +53,12 @@ class Layout:
         """The byte where element (row, k) lies."""
         of_line, in_line = (k, row) if self.transposed else (row, k)
         vectors = self.line // 16
-        number = in_line // 8
+        number, of_vector = divmod(in_line, 16 // self.itemsize)
         pattern = number // vectors * self.of_across + of_line // 8 * self.of_down
         line = of_line % 8
         swizzled = number % vectors ^ line * self.line // 128 % vectors
-        return self.start + pattern + line * self.line + swizzled * 16 + in_line % 8 * 2
+        of_vector *= self.itemsize
+        return self.start + pattern + line * self.line + swizzled * 16 + of_vector
 
 
 def _multiply(load_kernels, memory, a: int, b: int, layout: int, times: int = 1):
@@ -68,17 +71,22 @@ def _multiply(load_kernels, memory, a: int, b: int, layout: int, times: int = 1)
     return actual
 
 
-def _placed(rng, mode: int, transposed: tuple[bool, bool]):
+def _placed(rng, mode: int, transposed: tuple[bool, bool], dtype=np.float16):
     """Random operands, the memory where they lie, and both layouts."""
-    a, b = (rng.standard_normal((n, K)).astype(np.float16) for n in (ROWS, COLUMNS))
-    of_a = Layout(rng, mode, transposed[0], ROWS, 0)
-    of_b = Layout(rng, mode, transposed[1], COLUMNS, -(-of_a.end // 1024) * 1024)
+    itemsize = np.dtype(dtype).itemsize
+    a, b = (rng.standard_normal((n, 32 // itemsize)).astype(dtype) for n in (ROWS, COLUMNS))
+    of_a = Layout(rng, mode, transposed[0], ROWS, 0, itemsize)
+    of_b = Layout(rng, mode, transposed[1], COLUMNS, -(-of_a.end // 1024) * 1024, itemsize)
     memory = np.full(max(PLACED, of_b.end), 0xFF, np.uint8)
     for array, layout in ((a, of_a), (b, of_b)):
         for row, k in np.ndindex(array.shape):
             at = layout.place(row, k)
-            memory[at : at + 2] = array[row, k : k + 1].view(np.uint8)
+            memory[at : at + itemsize] = array[row, k : k + 1].view(np.uint8)
     return a, b, memory, of_a, of_b
+
+
+def _cut(floats):
+    return (floats.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
 
 
 @pytest.mark.parametrize("mode", LINES)
@@ -88,6 +96,13 @@ def test_operands_lie_where_descriptors_say(load_kernels, rng, mode, layout):
     actual = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout)
     expected = a.astype(np.float64) @ b.T.astype(np.float64)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", LINES)
+def test_floats_are_cut_off_to_tf32(load_kernels, rng, mode):
+    a, b, memory, of_a, of_b = _placed(rng, mode, (False, False), np.float32)
+    actual = _multiply(load_kernels, memory, of_a.bits, of_b.bits, layout=4)
+    np.testing.assert_allclose(actual, _cut(a) @ _cut(b).T, rtol=1e-5, atol=1e-5)
 
 
 def test_products_of_a_group_are_added_up(load_kernels, rng):
@@ -147,15 +162,18 @@ FAULTS = {
 }
 
 
-def _by_stages(load_kernels, rng, fault: str, count: int = 4):
-    """The product, and what it should be."""
+def _number(fault: str) -> np.int32:
     text = (Path(__file__).parent / "kernels" / "warpgroup_products.cu").read_text()
     (names,) = re.findall(r"enum Fault \{([^}]*)\}", text)
-    number = [name.strip() for name in names.split(",")].index(fault)
+    return np.int32([name.strip() for name in names.split(",")].index(fault))
+
+
+def _by_stages(load_kernels, rng, fault: str, count: int = 4):
+    """The product, and what it should be."""
     operands = rng.standard_normal((count, ROWS + COLUMNS, K)).astype(np.float16)
     actual = np.full((ROWS, COLUMNS), -1, np.float32)
     kernel = load_kernels("warpgroup_products.cu").get_function("by_stages")
-    args = (operands.view(np.uint32), np.int32(count), actual, np.int32(number))
+    args = (operands.view(np.uint32), np.int32(count), actual, _number(fault))
     kernel((1,), (128,), args, shared_mem=2 * (ROWS + COLUMNS) * 32)
     a, b = operands[:, :ROWS].astype(np.float64), operands[:, ROWS:].astype(np.float64)
     return actual, np.einsum("sik,sjk->ij", a, b)
@@ -182,3 +200,33 @@ def test_a_fault_leaves_nothing_behind(load_kernels, rng):
             _by_stages(load_kernels, rng, fault)
         actual, expected = _by_stages(load_kernels, rng, "NONE")
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def _of_registers(load_kernels, rng, mode: int, n_groups: int, fault: str = "NONE"):
+    """The sum of products of A in registers, three a group, and what it should be."""
+    _, b, memory, _, of_b = _placed(rng, mode, (False, False), np.float32)
+    a = rng.standard_normal((3 * n_groups, ROWS, 8)).astype(np.float32)
+    actual = np.full((ROWS, COLUMNS), -1, np.float32)
+    kernel = load_kernels("warpgroup_products.cu").get_function("of_registers")
+    placed = (memory.view(np.uint32), np.int32(memory.size // 4))
+    args = (*placed, a.view(np.uint32), actual, np.uint64(of_b.bits), np.int32(n_groups))
+    kernel((1,), (128,), (*args, _number(fault)), shared_mem=memory.size)
+    return actual, _cut(a).sum(axis=0) @ _cut(b).T
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("mode", LINES)
+def test_products_of_registers_are_added_up(load_kernels, rng, mode, n_groups):
+    actual, expected = _of_registers(load_kernels, rng, mode, n_groups)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("fault", ["NO_FENCE", "NO_WAIT", "LANES_DIFFER"])
+def test_planted_faults_of_registers(load_kernels, rng, fault, n_groups):
+    if FAULTS[fault] is None:
+        actual, _ = _of_registers(load_kernels, rng, 1, n_groups, fault)
+        assert np.isnan(actual).all()
+        return
+    with pytest.raises(EmulatorError, match=FAULTS[fault]):
+        _of_registers(load_kernels, rng, 1, n_groups, fault)

@@ -170,7 +170,7 @@ def _staging(device: Device, conv: Convolution, y: Spec, to: Scratch) -> Launch:
     layout = np.zeros((), StagingLayout.of().dtype)
     layout["y"] = array
     config = Config((conv.batch * tiles,), (THREADS,))
-    args = (None, None, y, to, None, None, None, layout[()])
+    args = (None, None, y, to, None, None, None, None, None, layout[()])
     return Launch("conv__stage", config, args, staged_variant(device, y.dtype, PANEL).slots)
 
 

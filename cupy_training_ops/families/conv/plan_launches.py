@@ -89,19 +89,20 @@ def taps(conv: Convolution) -> dict[str, Shape]:
 # ---- sums of parts -------------------------------------------------------------------------------
 
 
-def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots) -> Launch:
+def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots, each: int = 0) -> Launch:
     """Return the launch of to[i] = sums[0][i] + ... + sums[parts - 1][i]; zeros without parts.
 
-    slots: the macros of the compilation that the kernel is in, `Variant.slots`.
+    slots: the macros of the compilation that the kernel is in, `Variant.slots`. each: threads that
+    share a sum; 0: as many as `summers` says.
     """
-    each = summers(parts)
+    each = each or summers(parts)
     config = Config((ceil_div(to.size * each, THREADS),), (THREADS,))
     return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
 
 
-def summers(parts: int) -> int:
-    """Return the number of threads that share one sum over parts."""
-    return 1 if parts <= SUMMERS else SUMMERS
+def summers(parts: int, most: int = SUMMERS) -> int:
+    """Return the number of threads that share one sum over parts: `most`, or 1 for few parts."""
+    return 1 if parts <= most else most
 
 
 def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = None) -> Plan:

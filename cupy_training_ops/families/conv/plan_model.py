@@ -93,7 +93,7 @@ def tiles_of(device: Device, dtype: Dtype, tf32: int) -> dict[int, Tile]:
     """
     if tf32 == 3 and dtype == FLOAT32:
         return OF_PARTS
-    return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype) else OF_WARPS
+    return OF_WARPGROUPS if multiply_by_warpgroups(device, dtype, tf32) else OF_WARPS
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
@@ -173,7 +173,8 @@ def _multiplies_often(conv: Convolution) -> bool:
 def _has_room(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> bool:
     """Return True if scratch memory is at most 64 MiB, or at most 2.5 times X and Y.
 
-    Counted are staged X, Y and W, sums of parts of W's gradient, and a StagedRow for each position.
+    Counted are staged X, Y and W, sums of parts of W's gradient and of tiles of Y, and a StagedRow
+    for each position; not the lines of Y that warpgroups multiply in TF32.
     """
     width = VEC_NBYTES // dtype.itemsize
     positions = conv.batch * math.prod(conv.output)
@@ -184,8 +185,9 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype, tf32: int) -> boo
     tiles = weight_tiles(device, conv, dtype, tf32)
     columns = tiles_of(device, dtype, tf32)[tiles.rows].columns
     sums = tiles.parts * (tiles.count * tiles.rows * columns + conv.filters)
+    sums += conv.batch * ceil_div(math.prod(conv.output), PANEL) * conv.filters
     nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
-    nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
+    nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 8 * SCRATCH_ALIGNMENT
     arrays = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
     return nbytes <= max(MOST_NBYTES, MOST_SHARE * arrays)
 

@@ -52,6 +52,8 @@ from .plan_model import image_rows, join_groups, tile_nbytes, tiles_of, weight_t
 from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks for each multiprocessor, of the launch that adds up parts of dW
+COPIED_CHANNELS = 384  # of a 1 x 1 layer; on an H200 256 are too few, 512 enough
+BIAS_SUMMERS = 32  # threads that share a bias's sum over the tiles of dY that staging sums
 SUMMING_COLUMNS = 4  # tiles of columns, at most, where blocks of the first also sum a float32 Y
 
 
@@ -61,12 +63,14 @@ class Staging:
     conv is `unjoined` with small groups joined (`join_groups`), n_joined to one. variant: of the
     kernels; wanted: the call's arrays and results. By name, "x", "y" or "w":
 
-        arrays   the caller's array; None where no tile reads it
+        arrays   the caller's array; None where nothing is computed from it
         lines    (n, channels, plane), the extents that it is staged as
         at       the array itself where tiles read it as it lies, else scratch memory; or None
 
     `rows` is scratch memory for n_rows StagedRows, one for each output position (n, o), or None.
-    `width`: elements of a 16-byte vector.
+    y_lines: scratch memory for Y as (filter, position), which warpgroups multiply in TF32, or None.
+    y_sums: for Y's sums over each of y_parts tiles of positions, (part, filter), or None. `width`:
+    elements of a 16-byte vector.
     """
 
     def __init__(
@@ -76,17 +80,29 @@ class Staging:
         scratch: ScratchMemory,
         wanted: Wanted,
         unjoined: Convolution,
+        *,
+        sums_y: bool,
     ) -> None:
-        """Decide what is staged for the results of `wanted`, and take scratch memory for it."""
+        """Decide what is staged for the results of `wanted`, and take scratch memory for it.
+
+        sums_y: blocks that stage Y also sum it, for a bias's gradient.
+        """
         self.unjoined, self.n_joined = unjoined, unjoined.group // conv.group
         self.conv, self.is_gradient = conv, wanted.is_gradient
         self.variant, self.width = variant, VEC_NBYTES // variant.dtype.itemsize
-        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
-        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
+        has_image, has_dw = wanted.image is not None, wanted.dw is not None
+        of_lines = has_dw and variant.cuts_floats
+        sums_y = sums_y and wanted.db is not None
+        reads_x = has_dw or (has_image and not wanted.is_gradient)
+        sums_tiles = (has_dw and not of_lines) or (wanted.db is not None and not sums_y)
+        self.reads_y = sums_tiles or (has_image and wanted.is_gradient)
+        # What warpgroups cut off to TF32, so that staging rounds it.
+        of_image = ("w", "y" if wanted.is_gradient else "x") if has_image else ()
+        self.cut = of_image if variant.cuts_floats else ()
         self.arrays = {
             "x": wanted.x if reads_x else None,
-            "y": wanted.y if reads_y else None,
-            "w": wanted.w if wanted.image is not None else None,
+            "y": wanted.y if self.reads_y or of_lines or sums_y else None,
+            "w": wanted.w if has_image else None,
         }
         self.lines = {
             "x": (conv.batch, conv.channels, math.prod(conv.image)),
@@ -95,7 +111,12 @@ class Staging:
         }
         self.at = {name: self._place(scratch, name) for name in self.arrays}
         self.positions = conv.batch * math.prod(conv.output)
-        has_rows = wanted.sums and not is_single(conv)  # a single one's positions read themselves
+        pitch = align_up(self.positions, LINE_NBYTES // variant.dtype.itemsize)
+        self.y_lines = scratch.take(conv.filters * pitch, variant.dtype) if of_lines else None
+        self.y_parts = conv.batch * ceil_div(math.prod(conv.output), PANEL)
+        self.y_sums = scratch.take(self.y_parts * conv.filters, FLOAT32) if sums_y else None
+        has_rows = has_dw and not is_single(conv)  # a single one's positions read themselves
+        has_rows = has_rows or (sums_tiles and not is_single(conv))
         self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 
@@ -119,11 +140,24 @@ class Staging:
     def _place(self, scratch: ScratchMemory, name: str) -> Scratch | Spec | None:
         """Return the array itself where tiles read it as it lies, or scratch memory for a copy."""
         spec, (n, channels, plane) = self.arrays[name], self.lines[name]
-        if spec is None or (self._is_last(name) and spec.aligned and channels % self.width == 0):
+        if spec is None or (name == "y" and not self.reads_y):
+            return None
+        if self._lies(name) and name not in self.cut:
             return spec
         if name == "w" and self.w_as_it_lies:
             return spec
         return scratch.take(n * self.variant.pad_channels(channels) * plane, self.variant.dtype)
+
+    def _lies(self, name: str) -> bool:
+        """Return True if tiles can read the array without its being staged."""
+        spec, (_, channels, _) = self.arrays[name], self.lines[name]
+        aligned = spec is not None and spec.aligned
+        return self._is_last(name) and aligned and channels % self.width == 0
+
+    @property
+    def x_of_sums(self) -> Scratch | Spec | None:
+        """Return X for W's gradient: as it lies, if it does, not rounded for an image beside it."""
+        return self.arrays["x"] if self._lies("x") else self.at["x"]
 
     @property
     def w_as_it_lies(self) -> bool:
@@ -131,7 +165,8 @@ class Staging:
         w, conv = self.arrays["w"], self.conv
         lies = w is not None and w.aligned and is_single(conv)
         fits = conv.group_channels % self.width == 0 and conv.group_filters % PANEL == 0
-        can = self.variant.warpgroups and self.is_gradient and self.n_joined == 1
+        can = self.variant.warpgroups and not self.variant.cuts_floats
+        can = can and self.is_gradient and self.n_joined == 1
         return can and lies and fits
 
     def _is_last(self, name: str) -> bool:
@@ -144,7 +179,8 @@ class Staging:
     def launches(self) -> list[Launch]:
         """Return a list of the one launch of conv__stage; empty if nothing is to be staged.
 
-        Blocks are for X, Y, W, then rows. Its arguments are (read, written) of each array.
+        Blocks are for X, Y, W, then rows. Its arguments are (read, written) of each array, and what
+        else Y becomes.
         """
         fields = {name: self._array(name) for name in self.arrays}
         blocks = sum(int(field["blocks"]) for field in fields.values())
@@ -159,13 +195,13 @@ class Staging:
             positions=self.positions,
             vectors=ceil_div(self.conv.channels, self.width),
         )
-        args = [
-            a
+        x, y, w = (
+            (self.arrays[name], self.at[name]) if field["blocks"] else (None, None)
             for name, field in fields.items()
-            for a in ((self.arrays[name], self.at[name]) if field["blocks"] else (None, None))
-        ]
+        )
+        args = (*x, *y, self.y_lines, self.y_sums, *w, self.rows, layout)
         config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
-        return [Launch("conv__stage", config, (*args, self.rows, layout), self.variant.slots)]
+        return [Launch("conv__stage", config, args, self.variant.slots)]
 
     def _groups(self) -> np.void:
         """Return the struct JoinedGroups: `joined` groups of W became one, 0 if none were joined.
@@ -196,6 +232,7 @@ class Staging:
         if name == "w" and self.n_joined > 1:
             blocks = ceil_div(n * channels * plane // self.width, THREADS)
         is_staged = isinstance(self.at[name], Scratch)
+        is_staged |= name == "y" and (self.y_lines or self.y_sums) is not None
         together = _loaded_together(channels, plane, self.width, spec)
         return by_value(
             StagedArray,
@@ -241,27 +278,49 @@ def staged_plan(device: Device, conv: Convolution, wanted: Wanted, tf32: int) ->
     """
     y, dtype = wanted.y, wanted.dtype
     unjoined, conv = conv, join_groups(conv, dtype)
+    if dtype == FLOAT32 and not _copies_pay(conv, y):
+        device = replace(device, has_warpgroups=False)
     rows = tile_rows(device, conv, dtype, wanted, tf32)
     variant = staged_variant(device, dtype, rows, tf32=tf32)
-    if wanted.db is not None and not _sums_y(device, conv, y, tf32):
+    sums_y = dtype == FLOAT32 and (variant.cuts_floats or not _lies(conv, y))
+    if wanted.db is not None and not (sums_y or _tiles_sum_y(device, conv, y, tf32)):
         bias = bias_gradient(device, y, wanted.db, variant.slots)
         rest = replace(wanted, db=None)
         has_more = rest.sums or rest.image is not None
         return staged_plan(device, unjoined, rest, tf32).then(bias) if has_more else bias
     scratch = ScratchMemory()
     image = sums = None
-    staging = Staging(conv, variant, scratch, wanted, unjoined)
-    if wanted.sums:
-        sums = _Sums(device, conv, variant, wanted, scratch, unjoined)
+    staging = Staging(conv, variant, scratch, wanted, unjoined, sums_y=sums_y)
+    if wanted.dw is not None or (wanted.sums and not sums_y):
+        sums = _Sums(device, conv, variant, wanted, scratch, staging)
     if wanted.image is not None:
         image = _Image(device, conv, variant, wanted)
-    steps = [*staging.launches(), _product(device, variant, image, sums, staging)]
-    if sums is not None:
+    steps = staging.launches()
+    if image is not None or sums is not None:
+        steps.append(_product(device, variant, image, sums, staging))
+    if wanted.dw is not None and sums is not None:
         steps.append(sums.totals())
+    elif wanted.db is not None:
+        steps.append(_Bias(wanted.db, staging, sums).total(variant))
     return scratch.plan(*steps)
 
 
-def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
+def _copies_pay(conv: Convolution, y: Spec) -> bool:
+    """Return True if warpgroups multiply floats for which they need copies, in TF32.
+
+    Only small 1 x 1 layers with channels last are faster as they lie, multiplied by warps.
+    """
+    is_small = min(conv.group_channels, conv.group_filters) < COPIED_CHANNELS
+    return not (is_single(conv) and y.channels_last and is_small)
+
+
+def _lies(conv: Convolution, y: Spec) -> bool:
+    """Return True if tiles can read Y without its being staged, if they do not cut it off."""
+    lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
+    return lies and (y.channels_last or math.prod(conv.output) == 1)
+
+
+def _tiles_sum_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """Return True if blocks that compute W's gradient also sum Y, for the bias's gradient.
 
     They do in 2-byte types, and in TF32 where Y is read as it lies, not rounded before, and where
@@ -270,10 +329,8 @@ def _sums_y(device: Device, conv: Convolution, y: Spec, tf32: int) -> bool:
     """
     if y.dtype.itemsize == BIAS_ITEMSIZE:
         return True
-    lies = y.aligned and conv.filters % (VEC_NBYTES // y.dtype.itemsize) == 0
-    if not (tf32 and lies and (y.channels_last or math.prod(conv.output) == 1)):
-        return False
-    return weight_tiles(device, conv, y.dtype, tf32).column_tiles <= SUMMING_COLUMNS
+    few = weight_tiles(device, conv, y.dtype, tf32).column_tiles <= SUMMING_COLUMNS
+    return bool(tf32) and _lies(conv, y) and few
 
 
 def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted, tf32: int) -> int:
@@ -379,6 +436,28 @@ class _Image:
         )
 
 
+class _Bias:
+    """The total of a bias's gradient `db` over `parts` parts, [part][filter], in scratch memory.
+
+    Blocks that stage Y have summed tiles of positions, else those that compute W's gradient have
+    (sums). `each` threads share a sum.
+    """
+
+    def __init__(self, db: Spec, staging: Staging, sums: _Sums | None) -> None:
+        """Take the parts of `staging`, or of `sums`."""
+        self.db = db
+        if staging.y_sums is not None or sums is None:
+            self.y_sums, self.parts = staging.y_sums, staging.y_parts
+            self.each = summers(self.parts, BIAS_SUMMERS)
+        else:
+            self.y_sums, self.parts = sums.y_sums, sums.parts
+            self.each = summers(self.parts)
+
+    def total(self, variant: Variant) -> Launch:
+        """Return the launch that adds up the parts alone."""
+        return total(self.y_sums, self.db, self.parts, variant.slots, self.each)
+
+
 class _Sums:
     """Blocks and arguments of conv__staged for the gradients of W and a bias, and their total.
 
@@ -397,14 +476,14 @@ class _Sums:
         variant: Variant,
         wanted: Wanted,
         scratch: ScratchMemory,
-        unjoined: Convolution,
+        staging: Staging,
     ) -> None:
         """Divide the sums into tiles and parts, and take scratch memory for those that are wanted.
 
-        variant: the compilation of the kernels, with the rows of a tile.
+        variant: the compilation of the kernels, with the rows of a tile. staging: which may sum Y.
         """
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
-        self.unjoined = unjoined
+        self.unjoined, self.staging = staging.unjoined, staging
         self.columns = tiles_of(device, variant.dtype, variant.tf32)[variant.rows].columns
         tiles = weight_tiles(device, conv, variant.dtype, variant.tf32)
         self.row_tiles = tiles.row_tiles
@@ -418,35 +497,38 @@ class _Sums:
         if wanted.dw is not None:
             size = self.tiles * self.parts * variant.rows * self.columns
             self.sums = scratch.take(size, FLOAT32)
-        if wanted.db is not None:
+        if wanted.db is not None and staging.y_sums is None:
             self.y_sums = scratch.take(self.parts * conv.filters, FLOAT32)
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
 
     def args(self, staging: Staging) -> tuple[object, ...]:
         """Return its arguments of conv__staged, up to `y_sums`; the last is the layout."""
-        arrays = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
+        y = staging.y_lines or staging.at["y"]
+        arrays = (staging.x_of_sums, y, staging.rows, self.sums, self.y_sums)
         return (*arrays, self._layout(self.conv.group_channels))
 
     def totals(self) -> Launch:
-        """Return the launch that adds up the parts: conv__staged_total; conv__total for db alone.
+        """Return the launch of conv__staged_total, which adds up the parts, of a bias too.
 
         filters: of a block, where W is written as (filter, channel, tap); 0: channels last.
         """
-        dw, db = self.wanted.dw, self.wanted.db
-        if dw is None:
-            assert db is not None
-            return total(self.y_sums, db, self.parts, self.variant.slots)
-        conv, of_bias = self.conv, summers(self.parts)
+        conv, dw, db = self.conv, self.wanted.dw, self.wanted.db
+        assert dw is not None
         if dw.channels_last or math.prod(conv.kernel) == 1:
             filters, each, blocks = 0, *self._of_lines()
         else:
             channel_tiles = ceil_div(self.unjoined.group_channels, TOTAL_CHANNELS)
             filters, each = self._at_once(channel_tiles)
             blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
-        more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
+        bias: tuple[object, ...] = (None, None)
+        counts, more = (0, 1), 0
+        if db is not None:
+            of = _Bias(db, self.staging, self)
+            bias, counts = (of.y_sums, db), (of.parts, of.each)
+            more = ceil_div(db.size * of.each, THREADS)
         layout = self._layout(self.unjoined.group_channels)
-        how = (filters, self.unjoined.group_filters, blocks, of_bias, layout)
-        args = (self.sums, dw, self.y_sums, db, self.parts, each, *how)
+        how = (filters, self.unjoined.group_filters, blocks, *counts, layout)
+        args = (self.sums, dw, *bias, self.parts, each, *how)
         config = Config((blocks + more,), (THREADS,))
         return Launch("conv__staged_total", config, args, self.variant.slots)
 

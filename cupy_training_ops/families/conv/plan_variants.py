@@ -61,6 +61,11 @@ class Variant:
         return slots(T=self.dtype, ROWS=rows, OFFSET=offset, TAPS_AT_ONCE=self.taps, **how)
 
     @property
+    def cuts_floats(self) -> bool:
+        """Return True if warpgroups multiply floats, which they cut off to TF32."""
+        return self.warpgroups and self.dtype == FLOAT32
+
+    @property
     def has_few(self) -> bool:
         """Return True if the variant's kernels are those that FEW names, for few rows of floats."""
         return self.dtype == FLOAT32 and self.rows == FEW_ROWS
@@ -237,12 +242,14 @@ def staged_variant(device: Device, dtype: Dtype, rows: int, *, tf32: int = 0) ->
     tf32: products of TF32 for each of float32: 1, 3, or 0 (exact).
     """
     tf32 = tf32 if dtype == FLOAT32 else 0
-    return Variant(dtype, rows, tf32, staged=True, warpgroups=multiply_by_warpgroups(device, dtype))
+    groups = multiply_by_warpgroups(device, dtype, tf32)
+    return Variant(dtype, rows, tf32, staged=True, warpgroups=groups)
 
 
-def multiply_by_warpgroups(device: Device, dtype: Dtype) -> bool:
-    """Return True if warpgroups multiply staged arrays, and not warps."""
-    return device.has_warpgroups and dtype.itemsize == 2
+def multiply_by_warpgroups(device: Device, dtype: Dtype, tf32: int) -> bool:
+    """Return True if warpgroups multiply staged arrays, and not warps: 2-byte types, and TF32."""
+    is_tf32 = dtype == FLOAT32 and tf32 == 1
+    return device.has_warpgroups and (dtype.itemsize == 2 or is_tf32)
 
 
 def lines_variant(dtype: Dtype, taps: int = TAPS, *, sums: bool) -> Variant:

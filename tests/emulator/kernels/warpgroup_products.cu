@@ -14,16 +14,21 @@ __device__ void store(const float (&d)[EIGHTS][4], float* to) {
       to[(row + i / 2 * 8) * COLUMNS + j * 8 + lane % 4 * 2 + i % 2] = d[j][i];
 }
 
+// Copies what operands are read from, and returns where it begins, as descriptors have it.
+__device__ unsigned long long place(const unsigned* memory, int n_words) {
+  extern __shared__ __align__(1024) unsigned shared[];
+  for (int i = threadIdx.x; i < n_words; i += WARPGROUP) shared[i] = memory[i];
+  emulated_proxy_fence();
+  __syncthreads();
+  return __cvta_generic_to_shared(shared) / 16;
+}
+
 // to = `times` A B, operands in `memory`; descriptors without the address where that begins. layout:
-// bit 0 if A is transposed, bit 1 if B is.
+// bit 0 if A is transposed, bit 1 if B is; 4: floats.
 extern "C" __global__ void one_product(const unsigned* memory, int n_words, float* to,
                                        unsigned long long a, unsigned long long b, int layout,
                                        int times) {
-  extern __shared__ __align__(1024) unsigned shared[];
-  for (int i = threadIdx.x; i < n_words; i += WARPGROUP) shared[i] = memory[i];
-  const unsigned long long from = __cvta_generic_to_shared(shared) / 16;
-  emulated_proxy_fence();
-  __syncthreads();
+  const unsigned long long from = place(memory, n_words);
   float d[EIGHTS][4] = {};
   emulated_wgmma_fence();
   for (int i = 0; i < times; ++i) {
@@ -31,6 +36,7 @@ extern "C" __global__ void one_product(const unsigned* memory, int n_words, floa
     if (layout == 1) emulated_wgmma<__half, true, false>(d, a + from, b + from);
     if (layout == 2) emulated_wgmma<__half, false, true>(d, a + from, b + from);
     if (layout == 3) emulated_wgmma<__half, true, true>(d, a + from, b + from);
+    if (layout == 4) emulated_wgmma<float, false, false>(d, a + from, b + from);
   }
   emulated_wgmma_commit();
   emulated_wgmma_wait(0);
@@ -100,5 +106,32 @@ extern "C" __global__ void by_stages(const unsigned* from, int count, float* to,
     }
   }
   store(d, to);
+}
+
+constexpr int PRODUCTS = 3, HELD_K = 8;  // products of a group, k of an A in registers
+
+// to = the sum of A B over `n_groups` groups of products, each of the next A, 64 rows of 8 floats,
+// and the same B in `memory`. The fault is one of the last group.
+extern "C" __global__ void of_registers(const unsigned* memory, int n_words, const unsigned* a,
+                                        float* to, unsigned long long b, int n_groups, int fault) {
+  b += place(memory, n_words);
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  float d[EIGHTS][4] = {};
+  for (int group = 0; group < n_groups; ++group) {
+    const int is = group == n_groups - 1 ? fault : NONE;
+    unsigned held[PRODUCTS][4];
+    for (int i = 0; i < PRODUCTS; ++i, a += 64 * HELD_K)
+      for (int j = 0; j < 4; ++j) held[i][j] = a[(row + j % 2 * 8) * HELD_K + lane % 4 + j / 2 * 4];
+    if (is != NO_FENCE) emulated_wgmma_fence();
+    for (int i = 0; i < PRODUCTS; ++i)
+      if (is == LANES_DIFFER && threadIdx.x == 5)
+        emulated_wgmma<float, false, false>(d, 0, b);
+      else
+        emulated_wgmma<float>(d, held[i], b);
+    emulated_wgmma_commit();
+    if (is != NO_WAIT) emulated_wgmma_wait(0);
+  }
+  store(d, to);
+  emulated_wgmma_wait(0);
 }
 #endif

@@ -85,12 +85,14 @@ struct Fragments {
   const uint32_t* b;
 };
 
-// A thread's part of a product of its warpgroup: matrix descriptors of A and B, and its sums.
+// A thread's part of a product of its warpgroup: matrix descriptors of A and B, and its sums. Of
+// an A in registers there are words instead, and `a` is 0.
 struct GroupProduct {
   Element type;
   unsigned columns;
   bool a_transposed, b_transposed;
   uint64_t a, b;
+  const uint32_t* a_words;
   float* d;
 };
 

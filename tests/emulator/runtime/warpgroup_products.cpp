@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Products of warpgroups: D (64 x columns) += A (64 x 16) B (16 x columns), of two-byte elements in
-// shared memory where matrix descriptors say. A product reads from its beginning until a thread waits
-// for it: till then its sums are NaN, and neither they nor its operands may be written.
+// Products of warpgroups: D (64 x columns) += A (64 x K) B (K x columns), of elements in shared memory
+// where matrix descriptors say, or of an A in registers; K of them have 32 bytes. A product reads
+// from its beginning until a thread waits for it: till then its sums are NaN, and neither they nor
+// its operands may be written.
 //
 // A warp has 16 rows of D; of each 8 columns j lane 4 g + t has 2 t and 2 t + 1 of rows g and g + 8,
-// as d[4 j] to d[4 j + 3].
+// as d[4 j] to d[4 j + 3]. Of an A in registers, of floats, it has row
+// g + i % 2 * 8 at k = t + i / 2 * 4 as word i.
 #include "warpgroup_products.h"
 
 #include <cstring>
@@ -19,8 +21,7 @@ namespace emulator {
 
 namespace {
 
-constexpr unsigned kWarpsOfGroup = 4, kRowsOfWarp = 16, kSumsOver = 16, kVectorBytes = 16;
-constexpr unsigned kOfVector = kVectorBytes / 2;  // elements
+constexpr unsigned kWarpsOfGroup = 4, kRowsOfWarp = 16, kVectorBytes = 16, kKBytes = 32;
 // Where dynamic shared memory begins, so that an address of 0 is outside.
 constexpr uint32_t kWindow = 1024;
 const float kUnknown = __builtin_nanf("");
@@ -73,6 +74,8 @@ struct Operand {
 
 // ---- products -----------------------------------------------------------------------------------
 
+unsigned bytes_of(Element type) { return type == Element::kFloat ? 4 : 2; }
+
 // What a warp reads for a product: some of the rows of A, all columns of B.
 struct Reads {
   struct Vector {
@@ -104,20 +107,21 @@ const uint8_t* bytes_at(uint32_t address, const char* name, Site site) {
 void Reads::read(const Operand& operand, Element type, unsigned first, unsigned count,
                  std::vector<float>& to, Site site) {
   const size_t at = to.size();
-  to.resize(at + count * kSumsOver);
+  const unsigned size = bytes_of(type), of_vector = kVectorBytes / size, sums_over = kKBytes / size;
+  to.resize(at + count * sums_over);
   const bool transposed = operand.transposed;
-  const unsigned begin = transposed ? first / kOfVector : first;
-  const unsigned end = begin + (transposed ? count / kOfVector : count);
+  const unsigned begin = transposed ? first / of_vector : first;
+  const unsigned end = begin + (transposed ? count / of_vector : count);
   for (unsigned i = begin; i < end; ++i)
-    for (unsigned j = 0; j < (transposed ? kSumsOver : kSumsOver / kOfVector); ++j) {
+    for (unsigned j = 0; j < (transposed ? sums_over : sums_over / of_vector); ++j) {
       Vector vector{operand.address(i, j), {}};
       std::memcpy(vector.bytes, bytes_at(vector.address, operand.name, site), kVectorBytes);
-      for (unsigned e = 0; e < kOfVector; ++e) {
-        uint16_t bits;
-        std::memcpy(&bits, vector.bytes + 2 * e, sizeof bits);
-        const unsigned row = transposed ? i * kOfVector + e : i;
-        const unsigned k = transposed ? j : j * kOfVector + e;
-        to[at + (row - first) * kSumsOver + k] = element(type, bits, 0);
+      for (unsigned e = 0; e < of_vector; ++e) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, vector.bytes + size * e, size);
+        const unsigned row = transposed ? i * of_vector + e : i;
+        const unsigned k = transposed ? j : j * of_vector + e;
+        to[at + (row - first) * sums_over + k] = element(type, bits, 0);
       }
       vectors.push_back(vector);
     }
@@ -149,7 +153,7 @@ size_t n_begun[kMaxWarps];
 bool are_alike(const GroupProduct& one, const GroupProduct& other) {
   return one.type == other.type && one.columns == other.columns && one.a == other.a &&
          one.b == other.b && one.a_transposed == other.a_transposed &&
-         one.b_transposed == other.b_transposed;
+         one.b_transposed == other.b_transposed && !one.a_words == !other.a_words;
 }
 
 void check_agreement(const GroupProduct& product, unsigned warp, Site site) {
@@ -160,6 +164,21 @@ void check_agreement(const GroupProduct& product, unsigned warp, Site site) {
     fail(site, "wgmma: warps of a warpgroup differ in product %zu", number);
 }
 
+const GroupProduct& of_lane(const Warp& warp, unsigned lane) {
+  return *reinterpret_cast<const GroupProduct*>(warp.calls[lane]->value);
+}
+
+// The warp's rows of an A in registers.
+std::vector<float> rows_held(const Warp& warp, Element type) {
+  constexpr unsigned kSumsOver = kKBytes / sizeof(float);
+  std::vector<float> rows(kRowsOfWarp * kSumsOver);
+  for (unsigned lane = 0; lane < kWarpSize; ++lane)
+    for (unsigned i = 0; i < 4; ++i)
+      rows[(lane / 4 + i % 2 * 8) * kSumsOver + lane % 4 + i / 2 * 4] =
+          element(type, of_lane(warp, lane).a_words[i], 0);
+  return rows;
+}
+
 }  // namespace
 
 void begin_products_of_block() {
@@ -168,32 +187,33 @@ void begin_products_of_block() {
 }
 
 void begin_products(Warp& warp) {
-  const auto of_lane = [&](unsigned lane) -> const GroupProduct& {
-    return *reinterpret_cast<const GroupProduct*>(warp.calls[lane]->value);
-  };
-  const GroupProduct& product = of_lane(0);
+  const GroupProduct& product = of_lane(warp, 0);
   const Site site = warp.calls[0]->site;
   const unsigned number = current_thread() / kWarpSize;
   for (unsigned lane = 1; lane < kWarpSize; ++lane)
-    if (!are_alike(product, of_lane(lane))) fail(site, "wgmma: lanes of a warp differ");
+    if (!are_alike(product, of_lane(warp, lane))) fail(site, "wgmma: lanes of a warp differ");
   check_agreement(product, number, site);
   const auto reads = std::make_shared<Reads>();
   std::vector<float> rows, columns;
-  reads->read(Operand("A", product.a, product.a_transposed, site), product.type,
-              number % kWarpsOfGroup * kRowsOfWarp, kRowsOfWarp, rows, site);
-  reads->read(Operand("B", product.b, product.b_transposed, site), product.type, 0,
-              product.columns, columns, site);
+  if (product.a_words)
+    rows = rows_held(warp, product.type);
+  else
+    reads->read(Operand("A", product.a, product.a_transposed, site), product.type,
+                number % kWarpsOfGroup * kRowsOfWarp, kRowsOfWarp, rows, site);
+  reads->read(Operand("B", product.b, product.b_transposed, site), product.type, 0, product.columns,
+              columns, site);
+  const unsigned sums_over = kKBytes / bytes_of(product.type);
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     Products& own = of_threads[number * kWarpSize + lane];
-    float* const d = of_lane(lane).d;
+    float* const d = of_lane(warp, lane).d;
     const unsigned n_sums = product.columns / 2;
     const Begun* const last = own.last_of(d, 0);
     if (!last && !own.is_fenced) fail(site, "wgmma: no wgmma.fence since its sums were free");
     std::vector<float> sums = last ? last->sums : std::vector<float>(d, d + n_sums);
     for (unsigned i = 0; i < n_sums; ++i) {
-      const float* const row = &rows[(lane / 4 + i % 4 / 2 * 8) * kSumsOver];
-      const float* const column = &columns[(i / 4 * 8 + lane % 4 * 2 + i % 2) * kSumsOver];
-      for (unsigned k = 0; k < kSumsOver; ++k) sums[i] += row[k] * column[k];
+      const float* const row = &rows[(lane / 4 + i % 4 / 2 * 8) * sums_over];
+      const float* const column = &columns[(i / 4 * 8 + lane % 4 * 2 + i % 2) * sums_over];
+      for (unsigned k = 0; k < sums_over; ++k) sums[i] += row[k] * column[k];
       d[i] = kUnknown;
     }
     own.begun.push_back({d, sums, reads});

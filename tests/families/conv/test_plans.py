@@ -142,6 +142,52 @@ def test_warpgroups_multiply_halves_where_a_device_has_them() -> None:
         assert str(actual["b"]) == str(without["b"])
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_warpgroups_multiply_floats_in_tf32(channels_last) -> None:
+    """Staging rounds what they read from shared memory: W, what an image is computed from, and for
+    W's gradient dY as (filter, position)."""
+    device = replace(H200, has_warpgroups=True)
+    c = layer(*LAYERS["l3 3x3"])
+    x, y = (Spec(s, FLOAT32, channels_last=channels_last) for s in (c.x_shape, c.y_shape))
+    w, db = Spec(c.w_shape, FLOAT32), Spec((c.filters,), FLOAT32)
+    of_x = "" if channels_last else "x"
+    for wanted, staged in (
+        (Wanted(x, x, w, y), "xw"),
+        (Wanted(y, y, w, x, is_gradient=True), "yw"),
+        (Wanted(x, y, dw=w, db=db), f"{of_x}y"),
+        (Wanted(x, y, w, x, is_gradient=True, dw=w, db=db), f"{of_x}yw"),
+    ):
+        stage, product, *total = launches(conv.plan_wanted(device, c, wanted, tf32=1))
+        fields = stage.args[-1]
+        assert "".join(name for name in "xyw" if fields[name]["blocks"]) == staged
+        assert (product.symbol, product.slots["WARPGROUPS"]) == ("conv__staged", "1")
+        *_, rounded_y, lines, sums, _, _, _, _ = stage.args
+        assert (lines is None, sums is None) == (wanted.dw is None, wanted.db is None)
+        assert (rounded_y is None) == (not wanted.is_gradient)
+        if total:
+            assert [step.symbol for step in total] == ["conv__staged_total"]
+            assert product.args[1] is lines
+            assert total[0].args[2] is sums
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "tf32", "expected"),
+    [(256, 3, 3, 0), (256, 3, 0, 0), (256, 1, 1, "where staged"), (512, 1, 1, 1)],
+)
+def test_warps_multiply_floats_where_copies_do_not_pay(
+    channels_last, channels, kernel, tf32, expected
+) -> None:
+    """Arrays of a small 1 x 1 layer with channels last are read as they lie."""
+    c = layer(channels, channels, 14, kernel, 1)
+    x, y = (Spec(s, FLOAT32, channels_last=channels_last) for s in (c.x_shape, c.y_shape))
+    wanted = Wanted(y, y, Spec(c.w_shape, FLOAT32), x, is_gradient=True)
+    plan = conv.plan_wanted(replace(H200, has_warpgroups=True), c, wanted, tf32=tf32)
+    if expected == "where staged":
+        expected = int(not channels_last)
+    assert launches(plan)[-1].slots["WARPGROUPS"] == str(expected)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

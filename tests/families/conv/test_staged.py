@@ -35,7 +35,7 @@ TYPES = {
     "tf32": (FLOAT32, 1),
     "tf32x3": (FLOAT32, 3),
 }
-MULTIPLIERS = {False: "warps", True: "warpgroups"}  # the latter of halves
+MULTIPLIERS = {False: "warps", True: "warpgroups"}  # the latter of halves, and in TF32
 
 MOST_PRODUCTS = 15_000_000  # which emulated kernels multiply in seconds
 MOST_ON_GPU = 500_000_000
@@ -115,8 +115,8 @@ def staged(monkeypatch):
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
 
-        def by_groups(_, dtype):
-            return by_warpgroups and dtype.itemsize == 2
+        def by_groups(_, dtype, tf32):
+            return by_warpgroups and (dtype.itemsize == 2 or (dtype == FLOAT32 and tf32 == 1))
 
         monkeypatch.setattr(plan_model, "tile_choices", lambda *_: [rows])
         for module in (plan_model, plan_variants):
@@ -141,8 +141,8 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 def check(
     run: Any, rng: np.random.Generator, case: Case, dtype: Any, tf32: int, layout: str = "first"
 ) -> None:
-    """The four operators beside JAX, outputs poisoned, called twice with equal bits; of mixed
-    layouts each array draws whether its channels are last."""
+    """The four operators beside JAX, outputs poisoned, called twice with equal bits, and one gradient
+    alone; of mixed layouts each array draws whether its channels are last."""
     share = LAYOUTS[layout]
     c = case.convolution
     x, w, dy = (
@@ -177,6 +177,10 @@ def check(
             )
             bound = tolerance_of(dtype, terms, tf32 == 1)
             assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
+        if len(out) > 1:
+            one = int(rng.integers(len(out)))
+            (alone,) = (a for a in op(*placed, outputs=(op.outputs[one].name,)) if a is not None)
+            assert run.host(alone).tobytes() == run.host(again[one]).tobytes()
         pairs[name] = [run.host(a).astype(FLOAT64) for a in actual]
     are_adjoint(x, w, dy, pairs["Conv"][0], *pairs["ConvGrad"][:2])
     are_adjoint(dy, w, x, pairs["ConvTranspose"][0], *pairs["ConvTransposeGrad"][:2])
@@ -193,7 +197,7 @@ def are_adjoint(x: Any, w: Any, dy: Any, y: Any, dx: Any, dw: Any) -> None:
 def tiles() -> list[tuple[str, int, bool]]:
     """Types, rows of a tile, and whether warpgroups multiply it."""
     actual = itertools.product(TYPES, ROWS, MULTIPLIERS)
-    actual = (tile for tile in actual if "float16" in tile[0] or not tile[2])
+    actual = (tile for tile in actual if tile[0] in ("float16", "bfloat16", "tf32") or not tile[2])
     return [tile for tile in actual if tile[0] != "tf32x3" or tile[1] in plan_model.OF_PARTS]
 
 
