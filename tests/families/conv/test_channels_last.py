@@ -70,7 +70,7 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     stage, staged, total, *_ = launches(actual)
     fields = stage.args[-1]
     assert [int(fields[name]["blocks"]) > 0 for name in "xyw"] == [False, False, True]
-    assert stage.args[:5] == (None, None, None, None, w)
+    assert stage.args[:7] == (*[None] * 6, w)
     assert [staged.args[i] for i in (0, 1, 7, 10)] == [x, y, y, dx]
     assert total.args[1] == dw
     image = staged.args[12]
