@@ -94,17 +94,27 @@ struct Transposer {
         }
     }
     // tile[channel * PITCH + position] = from[position * pitch + channel], zeros from channel
-    // `channels` and position `positions` on: channels are last.
+    // `channels` and position `positions` on: channels are last. Loaded by vectors of V channels.
+    template <int V>
     __device__ __forceinline__ void load_lines(const E* from, i32 pitch, i32 channels,
                                                i32 positions) {
-#pragma unroll 4
-        for (int i = 0; i < PANEL * PANEL / THREADS; ++i) {
-            const int index = i * THREADS + threadIdx.x;
-            const int position = index / PANEL, channel = index % PANEL;
-            const bool exists = channel < channels && position < positions;
-            tile[channel * PITCH + position] =
-                exists ? from[static_cast<i64>(position) * pitch + channel] : E{};
+        using Loaded = vec::Vec<E, V>;
+        constexpr int ACROSS = PANEL / V, DOWN = THREADS / ACROSS, COUNT = PANEL / DOWN;
+        const int channel = threadIdx.x % ACROSS * V, first = threadIdx.x / ACROSS;
+        Loaded loaded[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int position = first + i * DOWN;
+            loaded[i] = Loaded{};
+            if (channel < channels && position < positions)
+                loaded[i] = *reinterpret_cast<const Loaded*>(
+                    from + static_cast<i64>(position) * pitch + channel);
         }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                tile[(channel + j) * PITCH + first + i * DOWN] = loaded[i].at[j];
     }
     // The element of `tile` as it is multiplied.
     __device__ __forceinline__ E rounded(int channel, int position) const {
@@ -207,8 +217,12 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     } else {
         from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
     }
-    if (array.width < 0)
-        transposer.load_lines(from, array.channels, channels, positions);
+    const bool has_vectors =
+        array.channels % vec::WIDTH<E> == 0 && reinterpret_cast<u64>(from) % 16 == 0;
+    if (array.width < 0 && has_vectors)
+        transposer.template load_lines<vec::WIDTH<E>>(from, array.channels, channels, positions);
+    else if (array.width < 0)
+        transposer.template load_lines<1>(from, array.channels, channels, positions);
     else if (array.width == vec::WIDTH<E>)
         transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)

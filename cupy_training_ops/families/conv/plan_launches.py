@@ -100,9 +100,9 @@ def total(sums: Scratch | None, to: Spec, parts: int, slots: Slots, each: int = 
     return Launch("conv__total", config, (sums, to, parts, each, to.size), slots)
 
 
-def summers(parts: int, most: int = SUMMERS) -> int:
-    """Return the number of threads that share one sum over parts: `most`, or 1 for few parts."""
-    return 1 if parts <= most else most
+def summers(parts: int) -> int:
+    """Return the number of threads that share one sum over parts."""
+    return 1 if parts <= SUMMERS else SUMMERS
 
 
 def bias_gradient(device: Device, y: Spec, bias: Spec, slots: Slots | None = None) -> Plan:

@@ -53,7 +53,7 @@ from .plan_variants import BIAS_ITEMSIZE, Variant, is_single, staged_variant
 
 TOTALS = 4  # blocks for each multiprocessor, of the launch that adds up parts of dW
 COPIED_CHANNELS = 384  # of a 1 x 1 layer; on an H200 256 are too few, 512 enough
-BIAS_SUMMERS = 32  # threads that share a bias's sum over the tiles of dY that staging sums
+TILES_EACH = 16  # tiles of dY, about, that a thread adds up for a bias's gradient
 SUMMING_COLUMNS = 4  # tiles of columns, at most, where blocks of the first also sum a float32 Y
 
 
@@ -448,7 +448,8 @@ class _Bias:
         self.db = db
         if staging.y_sums is not None or sums is None:
             self.y_sums, self.parts = staging.y_sums, staging.y_parts
-            self.each = summers(self.parts, BIAS_SUMMERS)
+            enough = max(1, self.parts // TILES_EACH)
+            self.each = min(THREADS, 1 << enough.bit_length() - 1)
         else:
             self.y_sums, self.parts = sums.y_sums, sums.parts
             self.each = summers(self.parts)
