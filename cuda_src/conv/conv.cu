@@ -152,9 +152,8 @@ constexpr bool GOES_DIRECT = COPIES_AHEAD && (HAS_HALF_LINES || (HAS_NARROW && R
 using DirectTile = conv::direct::DirectTile<T, ROUNDS>;
 constexpr int TRANSPOSING_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-constexpr bool BY_WARPGROUPS = CTO_WARPGROUPS;
 using StagedTile =
-    conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, BY_WARPGROUPS>;
+    conv::staged_tile::StagedTile<T, STAGED_ROWS, CTO_TF32, CAN_STAGE, CTO_WARPGROUPS>;
 
 }  // namespace cto
 
@@ -172,14 +171,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 // written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
 // where `read` is dY; bias may be null. Arrays are (n, channel, position). A block has a tile of
-// ROWS channels and COLUMNS positions; there are column_tiles tiles of positions (of each residue
-// of a gradient's strides). packed: W from conv__pack.
+// ROWS channels and COLUMNS positions (of a residue of a gradient's strides). packed: W from
+// conv__pack.
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
-    conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+    conv__image(const T* read, const T* packed, const T* bias, T* written,
                 const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_TILES) {
-        write_convolution<ImageTile</*LINES=*/false>, OFFSET>(read, packed, bias, written,
-                                                              column_tiles, layout);
+        write_convolution<ImageTile</*LINES=*/false>, OFFSET>(read, packed, bias, written, layout);
     }
 }
 
@@ -252,12 +250,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, by tiles
-// of FEW_ROWS rows; packed: W from conv__pack_few; column_tiles: tiles of positions.
+// of FEW_ROWS rows; packed: W from conv__pack_few.
 extern "C" __global__ void __launch_bounds__(THREADS, MOST_BLOCKS)
-    conv__image_few(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+    conv__image_few(const T* read, const T* packed, const T* bias, T* written,
                     const __grid_constant__ ImageLayout layout) {
     if constexpr (HAS_FEW) {
-        write_convolution<FewTile, OFFSET>(read, packed, bias, written, column_tiles, layout);
+        write_convolution<FewTile, OFFSET>(read, packed, bias, written, layout);
     }
 }
 
@@ -424,13 +422,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
 //     the others                                       written = bias + convolution of `read`, or
 //                                                      its gradient for X; packed: staged W
 //
-// rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps; column_tiles: tiles
-// of positions of each residue. The last three: how W and `written` lie, and the layouts of both.
+// rows: what positions of Y read of X (facts::StagedRow), null for 1 x 1 taps. The last three: how W
+// and `written` lie, and the layouts of both. y: its lines, where warpgroups multiply floats.
 extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BLOCKS)
     conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                  u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
-                 const T* bias, T* written, u32 column_tiles,
-                 const __grid_constant__ StagedImage staged_image,
+                 const T* bias, T* written, const __grid_constant__ StagedImage staged_image,
                  const __grid_constant__ WeightLayout weight_layout,
                  const __grid_constant__ ImageLayout image_layout) {
     if constexpr (CAN_STAGE) {
@@ -441,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(StagedTile::THREADS, StagedTile::BL
                                                                 weight_layout, stages);
         else
             conv::staged_image::staged_convolution<StagedTile>(
-                read, packed, bias, written, column_tiles, staged_image,
+                read, packed, bias, written, staged_image,
                 blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
                 image_layout, stages);
     }

@@ -77,16 +77,17 @@ struct Place {
     i64 first_column, columns;  // of the tile; of all images
 };
 
-// Sets all of `place` except `columns`, for block (residue, tile of columns, tile of rows), the
-// last the fastest. Threads 0 to 2 call it, each for the Line of one axis. column_tiles: tiles of
-// columns of each residue; rows, columns: of a tile.
-__device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
-                                           int rows, int columns, Place& place) {
+// Sets all of `place` except `columns`, for block (tile of columns, residue, tile of rows), the
+// last the fastest: positions of all residues lie side by side, so that blocks which run together
+// write whole lines of memory. Threads 0 to 2 call it, each for the Line of one axis. rows, columns:
+// of a tile.
+__device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, int rows,
+                                           int columns, Place& place) {
     const u32 rest = divide(block, layout.tiles);
     const u32 tile = block - rest * layout.tiles;
-    const bool has_residues = volume(layout.residues) > 1;
-    u32 residue = has_residues ? rest / column_tiles : 0;
-    const u32 column_tile = rest - residue * column_tiles;
+    const u32 residues = static_cast<u32>(volume(layout.residues));
+    const u32 column_tile = residues > 1 ? rest / residues : rest;
+    u32 residue = rest - column_tile * residues;
     i32 of_thread = 0;
     for (int axis = 2; axis >= 0; --axis) {
         const u32 next = divide(residue, layout.residues[axis]);
@@ -410,19 +411,19 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
 }
 
 // written = bias + convolution of `read`, or with layout.is_gradient its gradient for X, where
-// `read` is dY. packed: W from conv__pack; bias, of each channel written, may be null;
-// column_tiles: tiles of columns of each residue. A block has one tile.
+// `read` is dY. packed: W from conv__pack; bias, of each channel written, may be null. A block has
+// one tile.
 template <class Tile, class Offset>
 __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
                                                   const typename Tile::E* packed,
                                                   const typename Tile::E* bias,
-                                                  typename Tile::E* written, u32 column_tiles,
+                                                  typename Tile::E* written,
                                                   const ImageLayout& layout) {
     using E = typename Tile::E;
     __shared__ __align__(16) u8 memory[2 * Tile::STAGE * sizeof(E)];
     __shared__ i64 places[COLUMNS];
     __shared__ Place place;
-    if (threadIdx.x < 3) find_place(layout, blockIdx.x, column_tiles, Tile::ROWS, COLUMNS, place);
+    if (threadIdx.x < 3) find_place(layout, blockIdx.x, Tile::ROWS, COLUMNS, place);
     __syncthreads();
     i64 columns = layout.batch;
     for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;

@@ -326,22 +326,20 @@ __device__ __forceinline__ void add_staged(StagedProduct<Tile>& product,
 }
 
 // written = bias + convolution of `read` with W, or with layout.is_gradient its gradient for X,
-// where `read` is dY; staged arrays. bias may be null; column_tiles: tiles of columns of each
-// residue; `block`: number in this kernel's part of the launch. staged: how W lies, and how
-// `written` is stored. `stages`: dynamic shared memory.
+// where `read` is dY; staged arrays. bias may be null; `block`: number in this kernel's part of the
+// launch. staged: how W lies, and how `written` is stored. `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
                                                    const typename Tile::E* w,
                                                    const typename Tile::E* bias,
-                                                   typename Tile::E* written, u32 column_tiles,
+                                                   typename Tile::E* written,
                                                    const StagedImage& staged, u32 block,
                                                    const ImageLayout& layout, u8* stages) {
     if constexpr (Tile::EXISTS) {
         __shared__ ImageShared<Tile> shared;
         Place& place = shared.place;
         if (threadIdx.x < WARP) {
-            if (threadIdx.x < 3)
-                find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+            if (threadIdx.x < 3) find_place(layout, block, Tile::ROWS, Tile::COLUMNS, place);
             __syncwarp();
             if (threadIdx.x == 0) {
                 i64 columns = layout.batch;

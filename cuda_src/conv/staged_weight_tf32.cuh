@@ -10,8 +10,8 @@ namespace cto::conv::staged_weight_tf32 {
 using namespace image;
 using namespace staged_tile;
 
-// The transposed tile in registers: a warpgroup has DOWN * 64 columns of the tile, from `first`
-// on those of the lane's; sums[i][j] has 64 of them and rows 8 j to 8 j + 7 (warpgroup.cuh).
+// The transposed tile in registers: a warpgroup has DOWN * 64 columns of the tile; sums[i][j] has 64
+// of them and rows 8 j to 8 j + 7 (warpgroup.cuh).
 template <class Tile>
 struct TransposedProduct {
     static constexpr int DOWN = Tile::COLUMNS / warpgroup::ROWS / Tile::MULTIPLIERS;
@@ -26,7 +26,7 @@ struct TransposedProduct {
                threadIdx.x % WARP / 4;
     }
     // to[row * COLUMNS + column] = the sums, of `rows` rows and `columns` columns at least.
-    __device__ __forceinline__ void write(float* to, i32 rows, i32 columns) {
+    __device__ __forceinline__ void write(float* to, i32 rows, i32 columns) const {
         to += threadIdx.x % 4 * 2 * Tile::COLUMNS + first();
         columns -= threadIdx.x / WARPGROUP * (DOWN * warpgroup::ROWS);
 #pragma unroll
@@ -48,8 +48,8 @@ struct TransposedProduct {
 template <class Tile>
 struct TransposedByWarpgroups {
     using Product = TransposedProduct<Tile>;
-    int at
-        [2];  // offsets in a stage of the lane's columns, and of those 8 on, at its first position
+    // Offsets in a stage, at the lane's first position, of its first column and of that 8 on.
+    int at[2];
 
     __device__ __forceinline__ TransposedByWarpgroups() {
 #pragma unroll
@@ -61,7 +61,7 @@ struct TransposedByWarpgroups {
     }
     // Starts product += those of a stage, for which warpgroup::wait waits.
     __device__ __forceinline__ void begin(const u8* stage, Product& product) const {
-        constexpr int OF_ROWS = warpgroup::ROWS / Tile::IN_LINE * Tile::IN_LINE * LINE_NBYTES;
+        constexpr int NEXT = warpgroup::ROWS * LINE_NBYTES;  // to the lane's columns 64 on
         const warpgroup::Operand lines = warpgroup::operand(stage);
         u32 x[SLICES][Product::DOWN][4];
 #pragma unroll
@@ -71,7 +71,7 @@ struct TransposedByWarpgroups {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     x[k][i][j] = *reinterpret_cast<const u32*>(
-                        stage + at[j % 2] + i * OF_ROWS + (k * Tile::K + j / 2 * 4) * LINE_NBYTES);
+                        stage + at[j % 2] + i * NEXT + (k * Tile::K + j / 2 * 4) * LINE_NBYTES);
                 as_multiplied<Tile>(x[k][i]);
             }
         warpgroup::begin();

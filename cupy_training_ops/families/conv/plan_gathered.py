@@ -119,8 +119,8 @@ def _product_launch(
         n = stages(device)
         config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
         return Launch("conv__image_lines", config, (*specs, n, layout), variant.slots)
-    args = (*specs, product.column_tiles, layout)
-    return Launch(variant.kernel("conv__image"), Config((blocks,), (THREADS,)), args, variant.slots)
+    config, kernel = Config((blocks,), (THREADS,)), variant.kernel("conv__image")
+    return Launch(kernel, config, (*specs, layout), variant.slots)
 
 
 def _spread_fields(conv: Convolution, spread: Convolution) -> dict[str, object]:

@@ -353,7 +353,7 @@ def _product(
     short ones fill up the end.
     """
     *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
-    no_image = (*[None] * 4, 1, _blank(StagedImage), _blank(ImageLayout))
+    no_image = (*[None] * 4, _blank(StagedImage), _blank(ImageLayout))
     *written, layout = image.args(staging) if image else no_image
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
@@ -404,7 +404,7 @@ class _Image:
         read = staging.at["y" if wanted.is_gradient else "x"]
         arrays = (read, staging.at["w"], wanted.bias, wanted.image)
         layout = product.layout(0, self.tiles, self.conv)
-        return (*arrays, product.column_tiles, self._staged_image(staging), layout)
+        return (*arrays, self._staged_image(staging), layout)
 
     def _staged_image(self, staging: Staging) -> np.void:
         """Return the struct StagedImage: how the image is written, and where W is (by `staging`).

@@ -73,7 +73,7 @@ def test_tiles_read_and_write_arrays_as_they_lie(dtype) -> None:
     assert stage.args[:7] == (*[None] * 6, w)
     assert [staged.args[i] for i in (0, 1, 7, 10)] == [x, y, y, dx]
     assert total.args[1] == dw
-    image = staged.args[12]
+    image = staged.args[11]
     assert (image["width"], image["channels_last"]) == (16 // dtype.itemsize, True)
     first, _ = gradients(LAYER, dtype, channels_last=False)
     assert actual.workspace_nbytes < first.workspace_nbytes - (x.nbytes + y.nbytes) // 2
@@ -92,7 +92,7 @@ def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
     staged, total = launches(actual)
     assert [staged.symbol, total.symbol] == ["conv__staged", "conv__staged_total"]
     assert (staged.args[2], staged.args[8]) == (None, w)
-    assert [staged.args[12][n] for n in ("as_it_lies", "w_row")] == [True, 64]
+    assert [staged.args[11][n] for n in ("as_it_lies", "w_row")] == [True, 64]
     for c, of, last, blocks in (
         (SINGLE, device, False, "xy"),
         (LAYER, device, True, "w"),
@@ -104,7 +104,7 @@ def test_warpgroups_stage_nothing_of_1_x_1_layers() -> None:
         fields = stage.args[-1]
         assert "".join(name for name in "xyw" if fields[name]["blocks"]) == blocks
         assert bool(fields["n_rows"]) is (c == LAYER)
-        assert staged.args[12]["as_it_lies"] == (blocks == "xy")
+        assert staged.args[11]["as_it_lies"] == (blocks == "xy")
 
 
 def test_what_no_tiles_read_is_copied() -> None:
