@@ -141,8 +141,8 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 def check(
     run: Any, rng: np.random.Generator, case: Case, dtype: Any, tf32: int, layout: str = "first"
 ) -> None:
-    """The four operators beside JAX, outputs poisoned, called twice with equal bits, and one gradient
-    alone; of mixed layouts each array draws whether its channels are last."""
+    """The four operators beside JAX, outputs poisoned, called twice with equal bits, also for one
+    gradient alone; of mixed layouts each array draws whether its channels are last."""
     share = LAYOUTS[layout]
     c = case.convolution
     x, w, dy = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The model of tiles beside times of sixty shapes, which commits 1391890d and 5ce63cc3 measured, and
+"""The model of tiles beside times of sixty shapes, which commits 1391890d and 5ce63cc3 measured,
 those of TF32 by warpgroups e91e302b."""
 
 from __future__ import annotations
