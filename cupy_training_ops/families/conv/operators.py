@@ -233,7 +233,8 @@ class ConvGrad(_Gradient):
 
     Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and from
     8.0 on for X and dY with their channels side by side, where they do not lie so. Arrays that lie
-    so and that no tiles read, of float64 or few channels, are copied beside that.
+    so and that no tiles read, of float64 or few channels, are copied beside that, and on 9.0 dY
+    once more with allow_tf32.
 
     Source: ONNX Conv-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_grad.cc.
@@ -251,7 +252,8 @@ class ConvTransposeGrad(_Transposed, _Gradient):
 
     Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and from
     8.0 on for X and dY with their channels side by side, where they do not lie so. Arrays that lie
-    so and that no tiles read, of float64 or few channels, are copied beside that.
+    so and that no tiles read, of float64 or few channels, are copied beside that, and on 9.0 dY
+    once more with allow_tf32.
 
     Source: ONNX ConvTranspose-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.
