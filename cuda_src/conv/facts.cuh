@@ -60,7 +60,7 @@ constexpr int TALL_COLUMNS = 128;
 constexpr int FLAT_COLUMNS = 192;
 // Columns of a flat tile of floats in three TF32 products, with more registers
 constexpr int SPLIT_COLUMNS = 128;
-// ---- staged products in 2-byte types for compute capability 9.0, whose warpgroups multiply ----
+// ---- staged products in 2-byte types and TF32 on 9.0, whose warpgroups multiply ----
 // Threads of a block with a tall tile
 constexpr int TALL_GROUPS_THREADS = 256;
 // Such blocks on a multiprocessor

@@ -51,8 +51,8 @@ constexpr bool SHARES_COLUMNS = !Tile::IS_EXACT;
 template <class Tile>
 constexpr bool Y_IS_LINES = Tile::BY_WARPGROUPS && !Tile::TRANSPOSES;
 
-// Copies stages of Y, as A, which has all positions of a filter in `padded` elements. A thread
-// copies one vector in eight (LINE_VECTORS) of every AT_ONCE-th line, a filter, or position.
+// Copies stages of Y, as A: from lines of filters, or from (position, filter). A thread copies one
+// vector in eight (LINE_VECTORS) of every AT_ONCE-th filter, or position.
 template <class Tile, bool IS_LINES>
 struct YCopier {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
@@ -85,7 +85,6 @@ struct YCopier {
     // Moves on by a stage.
     __device__ __forceinline__ void close() { next += LINE_VECTORS; }
 };
-// From (position, filter).
 template <class Tile>
 struct YCopier<Tile, /*IS_LINES=*/false> {
     static constexpr int AT_ONCE = Tile::THREADS / LINE_VECTORS;
@@ -344,8 +343,8 @@ __device__ __forceinline__ void sum_tile(WeightCopier<Tile>& copier, float* sums
 
 // sums[part][tile][row][column] = sum over the part's positions of y * x, y_sums[part][filter] =
 // sum of y, either may be null; block part * layout.tiles + tile of this kernel's part of the
-// launch. x, y: staged arrays; where Y_IS_LINES lines of y, and `sums` without y_sums; rows: what each position reads of X, null for 1 x 1 taps and stride
-// 1; `stages`: dynamic shared memory.
+// launch. x, y: staged arrays; where Y_IS_LINES lines of y, and `sums` without y_sums. rows: what
+// each position reads of X, null for 1 x 1 taps and stride 1; `stages`: dynamic shared memory.
 template <class Tile>
 __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
                                                    const typename Tile::E* y, const StagedRow* rows,

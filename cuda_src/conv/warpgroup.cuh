@@ -5,9 +5,8 @@
 // An operand is panels of 64 lines of 128 bytes, which begin at multiples of 1024 bytes; vector i
 // (16 bytes) of line l is at i ^ (l % 8) in the line. Lines are rows of A and columns of B; if
 // TRANSPOSED, a line is one k of the sum, and a panel has 64 rows or columns of two bytes. Floats are
-// cut off to TF32, and are not transposed. D is in
-// registers: d[j][i] of lane 4 g + t of warp w is row 16 w + g + 8 (i / 2), column 8 j + 2 t + i %
-// 2.
+// cut off to TF32, and are not transposed. D is in registers: d[j][i] of lane 4 g + t of warp w is
+// row 16 w + g + 8 (i / 2), column 8 j + 2 t + i % 2.
 #pragma once
 #include "core/vec.cuh"
 

@@ -41,7 +41,7 @@ TALL_COLUMNS = 128  # columns of a tall tile, which has 2 * PANEL rows
 FLAT_COLUMNS = 192  # columns of a flat tile, which has PANEL rows
 SPLIT_COLUMNS = 128  # columns of a flat tile of floats in three TF32 products, with more registers
 
-# ---- staged products in 2-byte types for compute capability 9.0, whose warpgroups multiply ----
+# ---- staged products in 2-byte types and TF32 on 9.0, whose warpgroups multiply ----
 TALL_GROUPS_THREADS = 256  # threads of a block with a tall tile
 TALL_GROUPS_BLOCKS = 1  # such blocks on a multiprocessor
 TALL_GROUPS_STAGES = 3  # buffers in shared memory, each for a part of the sum

@@ -115,8 +115,8 @@ class Staging:
         self.y_lines = scratch.take(conv.filters * pitch, variant.dtype) if of_lines else None
         self.y_parts = conv.batch * ceil_div(math.prod(conv.output), PANEL)
         self.y_sums = scratch.take(self.y_parts * conv.filters, FLOAT32) if sums_y else None
-        has_rows = has_dw and not is_single(conv)  # a single one's positions read themselves
-        has_rows = has_rows or (sums_tiles and not is_single(conv))
+        # A single one's positions read themselves.
+        has_rows = (has_dw or sums_tiles) and not is_single(conv)
         self.n_rows = align_up(self.positions, PANEL) if has_rows else 0
         self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if has_rows else None
 
