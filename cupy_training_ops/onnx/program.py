@@ -11,6 +11,7 @@ another place than where it is made is copied there once, by a step of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 from ..errors import OpError, ProviderError, raise_if_from_handler
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems, subgraphs
-from .runner import Runner, each, runner_of
+from .runner import Run, Runner, each, runner_of
 from .steps import (
     UNUSED,
     Step,
@@ -210,6 +211,12 @@ class Compiler:
         written = written_slots(self._steps)
         for slot, upload in self._uploads.items():
             upload.repeats = slot not in written
+        self._steps = [
+            step._replace(run=partial(_run_owning, step.run))
+            if subgraphs(step.node) and not written.isdisjoint(step.outputs)
+            else step
+            for step in self._steps
+        ]
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         states = {n: slot for n, slot in constants.items() if n in self._updated}
         steps = with_dead_slots(with_gradients_in_place(self._steps, wanted), lasting)
@@ -320,6 +327,15 @@ class Compiler:
                 if (name, place) in self._slots:
                     return self._slots[name, place]
         return self._slot_of(name, host or k in runner.host, node)
+
+
+def _run_owning(run: Run, values: list[Any]) -> Sequence[Any]:
+    """Return the results of a node's subgraphs, copied where they are no inputs of the node.
+
+    They may be constants or copies that later runs of the subgraphs read.
+    """
+    given = {id(a) for value in values for a in (value if isinstance(value, list) else [value])}
+    return [each(lambda a: a if id(a) in given else a.copy(), result) for result in run(values)]
 
 
 class Upload:

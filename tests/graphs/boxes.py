@@ -81,7 +81,7 @@ class Device:
     def zeros(self, shape: Any, dtype: Any) -> Box:
         return Box(np.zeros(shape, dtype))
 
-    def stack(self, boxes: list[Box], axis: int) -> Box:
+    def stack(self, boxes: list[Box], axis: int = 0) -> Box:
         return Box(np.stack([opened(box) for box in boxes], axis))
 
     def empty(self, shape: Any, dtype: Any) -> Box:
