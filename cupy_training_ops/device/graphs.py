@@ -24,13 +24,25 @@ _state = threading.local()
 
 def owns_memory() -> bool:
     """Return True if memory that this thread allocates lives as long as the captured graph."""
-    return getattr(_state, "owns_memory", False)
+    return getattr(_state, "captured", None) is not None
+
+
+def keep(array: Any) -> None:
+    """Keep an array alive with the graph that this thread captures, if it captures one."""
+    captured = getattr(_state, "captured", None)
+    if captured is not None:
+        captured.kept.append(array)
 
 
 class Captured:
-    """Result of a capture: CuPy's graph, None before the capture's end."""
+    """Result of a capture: CuPy's graph, None before the capture's end.
 
-    graph: Any = None
+    kept: arrays from outside that the graph reads; whoever has the graph has to keep them.
+    """
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.kept: list[Any] = []
 
 
 @contextlib.contextmanager
@@ -42,7 +54,7 @@ def capture(stream: Any) -> Iterator[Captured]:
     captured = Captured()
     with _without_collections():
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
-        _state.owns_memory = True
+        _state.captured = captured
         try:
             yield captured
         except BaseException:
@@ -52,7 +64,7 @@ def capture(stream: Any) -> Iterator[Captured]:
         else:
             captured.graph = stream.end_capture()
         finally:
-            _state.owns_memory = False
+            _state.captured = None
     n_copies = copies_with_the_host(captured.graph.graph)
     if n_copies:
         raise ProviderError(

@@ -174,7 +174,7 @@ class Captures(Forms["_Form"]):
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
-        form.sent = [array for s in self._session.program.uploads for array in s.copies.values()]
+        form.sent = captured.kept
         form.own = self._own(results)
         return True
 
@@ -222,7 +222,7 @@ class _Form(Form):
         super().__init__()
         self.graph: Any = None
         self.memory: Any = None  # of its run, kept alive
-        self.sent: list[Any] = []  # uploaded constants that the graph reads, kept alive
+        self.sent: list[Any] = []  # copies of the host's values that the graph reads, kept alive
         self.results: dict[str, Any] = {}  # by name, which replays overwrite
 
     def replay(self, notes: Notes) -> dict[str, Any]:

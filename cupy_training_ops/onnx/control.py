@@ -17,9 +17,9 @@ import numpy as np
 
 from ..errors import ArgumentError, shown
 from .graph import Graph, Node, Problems, check_attributes
-from .program import Compiler, host_feeds, node_runners, refuse_in_graph
+from .program import Compiler, Upload, host_feeds, node_runners, refuse_in_graph
 from .runner import Run, Runner, each
-from .standard.table import axis_of
+from .standard.table import axis_of, stack
 from .steps import run_step
 
 Ints = tuple[int, ...]
@@ -51,8 +51,8 @@ class _Part:
     nodes read it on the host.
     """
 
-    def __init__(self, node: Node, name: str) -> None:
-        """name: the node's attribute that is the graph."""
+    def __init__(self, node: Node, name: str, has_condition: bool = False) -> None:
+        """name: the node's attribute that is the graph. has_condition: output 0 is a condition."""
         graph = node.attributes.get(name)
         if not isinstance(graph, Graph):
             raise ArgumentError(f"its attribute {name} is missing, or no graph")
@@ -63,7 +63,22 @@ class _Part:
                 problems.add(graph.nodes[i].title, "it updates what it reads, inside of a graph")
         problems.refuse()
         self.n_own = len(graph.inputs) - graph.n_captured
-        self.on_host = [item.name in host_feeds(graph, self.runners) for item in graph.inputs]
+        self.read = self._condition() if has_condition else frozenset()
+        fed = host_feeds(graph, self.runners, self.read)
+        self.on_host = [item.name in fed for item in graph.inputs]
+
+    def _condition(self) -> frozenset[str]:
+        """Return the name of output 0, if the host may compute it of constants and single numbers.
+
+        Else it is copied there, as it is made of arrays that are better left on the device.
+        """
+        graph, names = self.graph, {item.name for item in self.graph.outputs[:1]}
+        single = {item.name for item in graph.inputs if item.shape in ((), (1,))}
+        for i, node in enumerate(graph.nodes):
+            sources = {"", *single, *graph.constants}
+            if self.runners[i].follows and sources.issuperset(node.inputs):
+                single.update(node.outputs)
+        return frozenset(names & single)
 
     def host_places(self, first: int = 0) -> frozenset[int]:
         """Return indices of the node's inputs that the graph reads on the host.
@@ -82,9 +97,10 @@ class _Compiled:
 
     def __init__(self, part: _Part, xp: Any) -> None:
         self._xp = xp
-        self._program = Compiler(part.graph, xp, part.runners).compile()
+        self._program = Compiler(part.graph, xp, part.runners, read=part.read).compile()
         self._names = [item.name for item in part.graph.inputs]
         self._outputs = part.graph.outputs
+        self._upload = Upload(xp, repeats=True)
 
     def place(self, k: int, value: Any) -> Any:
         """Return a value copied, if need be, to the host or device, where the graph reads input k.
@@ -92,7 +108,26 @@ class _Compiled:
         As it is, if the graph does not read it.
         """
         known = self._program.feeds.get(self._names[k])
-        return value if known is None else _to(self._xp, value, known[1])
+        if known is None:
+            return value
+        return self.on_host(value) if known[1] else self.on_device(value)
+
+    def on_host(self, value: Any) -> Any:
+        """Return a value (array, list of arrays, None) on the host."""
+        return each(self._on_host, value)
+
+    def _on_host(self, array: Any) -> Any:
+        if isinstance(array, np.ndarray):
+            return array
+        refuse_in_graph(self._xp, "a value of the device is needed on the host")
+        return self._xp.asnumpy(array)
+
+    def on_device(self, value: Any) -> Any:
+        """Return a value on the device: where equal ones of the host were copied before, these."""
+        return value if self._xp is np else each(self._on_device, value)
+
+    def _on_device(self, array: Any) -> Any:
+        return self._upload.copy(array) if isinstance(array, np.ndarray) else array
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs, each on host or device as it was computed; inputs: by position.
@@ -119,27 +154,12 @@ class _Compiled:
             if len(shapes) > 1:
                 got = f"{shapes[0]} and {shapes[1]}"
                 raise ArgumentError(f"{item.name}: expected one shape in all runs, got {got}")
-            return self._xp.stack(arrays)
+            return stack(self._xp, arrays)
         if item.dtype is None or item.shape is None:
             expected = "a declared type and rank, as nothing ran"
             raise ArgumentError(f"{item.name}: expected {expected}, got none")
         extents = [n if isinstance(n, int) else 0 for n in item.shape]
         return self._xp.empty((0, *extents), item.dtype)
-
-
-def _to(xp: Any, value: Any, host: bool) -> Any:
-    """Return a value (array, list of arrays, None) on the host if `host`, else on the device."""
-    if xp is np:
-        return value
-    return each(partial(_array_to, xp, host), value)
-
-
-def _array_to(xp: Any, host: bool, array: Any) -> Any:
-    """Return an array on the host if `host`, else on the device; copied if it is not there."""
-    if isinstance(array, np.ndarray) == host:
-        return array
-    refuse_in_graph(xp, "a value of a loop or branch goes from host to device, or back")
-    return xp.asnumpy(array) if host else xp.asarray(array)
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -176,13 +196,13 @@ def _if(node: Node) -> Runner:
 
 
 def _make_if(parts: Sequence[_Part], xp: Any) -> Run:
-    return partial(_run_if, xp, [part.compile(xp) for part in parts])
+    return partial(_run_if, [part.compile(xp) for part in parts])
 
 
-def _run_if(xp: Any, branches: Sequence[_Compiled], values: list[Any]) -> list[Any]:
+def _run_if(branches: Sequence[_Compiled], values: list[Any]) -> list[Any]:
     """Return the outputs of branches[cond]: [else, then]; values: cond, then what they capture."""
     branch = branches[_flag(values[0], "cond")]
-    return [_to(xp, result, False) for result in branch.run(values[1:])]
+    return [branch.on_device(result) for result in branch.run(values[1:])]
 
 
 # ---- Loop ----------------------------------------------------------------------------------------
@@ -190,7 +210,7 @@ def _run_if(xp: Any, branches: Sequence[_Compiled], values: list[Any]) -> list[A
 
 def _loop(node: Node) -> Runner:
     """Return the runner of Loop(M, cond, states..., captured...)."""
-    body = _Part(node, "body")
+    body = _Part(node, "body", has_condition=True)
     n_states = len(node.inputs) - 2 - body.graph.n_captured
     _expect(body.n_own, 2 + n_states, "inputs of the body")
     if len(body.graph.outputs) < max(1 + n_states, len(node.outputs) + 1):
@@ -201,12 +221,10 @@ def _loop(node: Node) -> Runner:
 
 
 def _make_loop(body: _Part, n_states: int, xp: Any) -> Run:
-    return partial(_run_loop, xp, body.compile(xp), n_states, len(body.graph.outputs))
+    return partial(_run_loop, body.compile(xp), n_states, len(body.graph.outputs))
 
 
-def _run_loop(
-    xp: Any, body: _Compiled, n_states: int, n_outputs: int, values: list[Any]
-) -> list[Any]:
+def _run_loop(body: _Compiled, n_states: int, n_outputs: int, values: list[Any]) -> list[Any]:
     """Return the last states, then a stack over all runs of each further output of the body.
 
     n_outputs: of the body. values: the most runs M (None: no limit), cond (None: True), n_states
@@ -221,14 +239,14 @@ def _run_loop(
     while goes_on and (most is None or i < most):
         results = body.run([np.array(i, np.int64), condition, *states, *captured])
         if results[0] is not condition:  # most bodies return it as it is: no copy to the host
-            goes_on = _flag(_to(xp, results[0], True), "cond")
+            goes_on = _flag(body.on_host(results[0]), "cond")
             condition = body.place(1, np.array(goes_on))
         states = results[1 : 1 + n_states]
-        for stack, result in zip(stacks, results[1 + n_states :], strict=True):
-            stack.append(_to(xp, result, False))
+        for column, result in zip(stacks, results[1 + n_states :], strict=True):
+            column.append(body.on_device(result))
         i += 1
     scans = [body.stack(1 + n_states + k, stack) for k, stack in enumerate(stacks)]
-    return [*(_to(xp, state, False) for state in states), *scans]
+    return [*(body.on_device(state) for state in states), *scans]
 
 
 def _number(value: Any) -> int:
@@ -330,14 +348,14 @@ def _run_scan(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> list[
     for t in range(lengths.pop()):
         results = body.run([*states, *(rows[t] for rows in scans), *captured])
         states = results[:n]
-        for stack, result in zip(stacks, results[n:], strict=True):
-            stack.append(_to(xp, result, False))
+        for column, result in zip(stacks, results[n:], strict=True):
+            column.append(body.on_device(result))
     columns = []
     for k, (axis, backward) in enumerate(zip(form.out_axes, form.out_backward, strict=True)):
         stack = stacks[k][::-1] if backward else stacks[k]
         y = body.stack(n + k, stack)
         columns.append(xp.ascontiguousarray(xp.moveaxis(y, 0, axis_of(axis, y.ndim))))
-    return [*(_to(xp, state, False) for state in states), *columns]
+    return [*(body.on_device(state) for state in states), *columns]
 
 
 def _module_of(xp: Any, x: Any) -> Any:
@@ -355,7 +373,7 @@ def _run_batches(xp: Any, body: _Compiled, form: _Scan, values: list[Any]) -> li
     if len(sizes) != 1 or 0 in sizes:
         raise ArgumentError(f"expected one extent of batches, got {sorted(sizes)}")
     rows = [_run_scan(xp, body, form, [*(x[b] for x in own), *captured]) for b in range(*sizes)]
-    return [xp.stack(column) for column in zip(*rows, strict=True)]
+    return [stack(xp, column) for column in zip(*rows, strict=True)]
 
 
 # ---- SequenceMap ---------------------------------------------------------------------------------
@@ -372,12 +390,10 @@ def _sequence_map(node: Node) -> Runner:
 
 
 def _make_sequence_map(body: _Part, n_own: int, xp: Any) -> Run:
-    return partial(_run_sequence_map, xp, body.compile(xp), n_own, len(body.graph.outputs))
+    return partial(_run_sequence_map, body.compile(xp), n_own, len(body.graph.outputs))
 
 
-def _run_sequence_map(
-    xp: Any, body: _Compiled, n_own: int, n_outputs: int, values: list[Any]
-) -> list[Any]:
+def _run_sequence_map(body: _Compiled, n_own: int, n_outputs: int, values: list[Any]) -> list[Any]:
     """Return n_outputs lists: each output of the body, run for each element of the sequences.
 
     values: n_own inputs, lists or arrays that are the same in each run, then captured values.
@@ -387,7 +403,7 @@ def _run_sequence_map(
     results: list[list[Any]] = [[] for _ in range(n_outputs)]
     for inputs in _rows(values[:n_own], len(values[0])):
         for items, result in zip(results, body.run([*inputs, *values[n_own:]]), strict=True):
-            items.append(_to(xp, result, False))
+            items.append(body.on_device(result))
     return results
 
 

@@ -139,7 +139,7 @@ class NotedRuns(Forms[_Form]):
         arena = Arena(plan, self._memory, cupy.cuda.get_allocator())
         form.inputs = dict(feeds)
         values = session.start_values({**self._fixed, **feeds})
-        every, n_copies = values.copy(), self._count_copies()  # also those that steps free
+        every = values.copy()  # also those that steps free
         groups: list[_Group] = []
         memory: list[object] = []
         session.begin(values, notes)
@@ -156,18 +156,13 @@ class NotedRuns(Forms[_Form]):
                 groups.append(_Group(place, calls, first, arena.place))
         results = session.results(values)
         form.own, form.classes = self._own(results), session.labels.classes.copy()
-        if arena.is_used and self._count_copies() == n_copies:  # no upload was a new copy
+        if arena.is_used:
             is_whole = all(group.calls is not None for group in groups)
             joined = tuple(_joined(groups, notes.steps))
             form.noted = _Noted(joined, every, (*memory, self._memory), is_whole)
         else:
             form.plan = None
-            for upload in session.program.uploads:  # copies may be in memory that runs write
-                upload.copies.clear()
         return form.for_caller(results)
-
-    def _count_copies(self) -> int:
-        return sum(len(upload.copies) for upload in self._session.program.uploads)
 
     def _has_room(self, plan: Plan) -> bool:
         """Return True if the memory that all forms share has the size of a plan, after growing it.

@@ -24,6 +24,7 @@ from ..dtypes import HostArray
 from ..errors import ArgumentError
 from ..registry import REGISTRY
 from .graph import Graph, Node, Problems, check_attributes, subgraphs
+from .program import SMALL
 from .standard.randoms import DRAWN, seed_bits
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}  # gradient: its pool
@@ -46,14 +47,15 @@ CONSTANTS = {  # attributes of Constant, one of which has its value; and their t
 
 
 def prepare(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
-    """Return the graph with three changes that compiling it relies on.
+    """Return the graph with four changes that compiling it relies on.
 
-    Constant nodes become entries of `graph.constants`; gradients of pools get the pool's input
-    shape as one more input; nodes that draw random numbers get a state as one more input, from
-    `seed` (from the operating system if None). Nodes that do not allow this are added to
-    `problems`.
+    Constant nodes become entries of `graph.constants`, and small integers among these that
+    subgraphs capture of theirs; gradients of pools get the pool's input shape as one more input;
+    nodes that draw random numbers get a state as one more input, from `seed` (from the operating
+    system if None). Nodes that do not allow this are added to `problems`.
     """
-    return _with_states(_prepare_part(graph, problems), problems, seed)
+    graph = _with_constants_inside(_prepare_part(graph, problems))
+    return _with_states(graph, problems, seed)
 
 
 def _prepare_part(graph: Graph, problems: Problems) -> Graph:
@@ -72,6 +74,33 @@ def _prepare_part(graph: Graph, problems: Problems) -> Graph:
         nodes.append(replace(node, attributes=attributes) if parts else node)
     graph = _with_shapes(without_constants(graph.with_nodes(nodes), problems), problems)
     return _with_early_shapes(graph)
+
+
+def _with_constants_inside(graph: Graph) -> Graph:
+    """Return the graph with small integers and flags that subgraphs capture as their constants.
+
+    So a subgraph's nodes on the host read them there, as a condition that never changes. No node
+    updates integers.
+    """
+    return graph.with_nodes(
+        replace(node, attributes={**node.attributes, **_with_captured(node, graph.constants)})
+        if subgraphs(node)
+        else node
+        for node in graph.nodes
+    )
+
+
+def _with_captured(node: Node, constants: Mapping[str, HostArray]) -> dict[str, Graph]:
+    """Return a node's subgraphs by attribute; constants: of the graph around, by name there."""
+    parts = subgraphs(node)
+    for name, part in parts.items():
+        pairs = zip(part.inputs[::-1], node.inputs[::-1], strict=False)
+        captured = [(item.name, outer) for item, outer in pairs][: part.n_captured]
+        known = {own: constants[outer] for own, outer in captured if outer in constants}
+        small = {n: a for n, a in known.items() if a.size <= SMALL and a.dtype.kind in "ib"}
+        wider = replace(part, constants={**part.constants, **small})
+        parts[name] = _with_constants_inside(wider)
+    return parts
 
 
 def _draws(node: Node) -> bool:

@@ -11,6 +11,7 @@ another place than where it is made is copied there once, by a step of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,13 +20,12 @@ import numpy as np
 from ..errors import OpError, ProviderError, raise_if_from_handler
 from ..plan import SCRATCH_ALIGNMENT, align_up
 from .graph import Graph, Node, Problems, subgraphs
-from .runner import Runner, each, runner_of
+from .runner import Run, Runner, each, runner_of
 from .steps import (
     UNUSED,
     Step,
     aliases_of,
     in_place,
-    owners_of,
     with_dead_slots,
     with_gradients_in_place,
     written_slots,
@@ -35,7 +35,8 @@ HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # most elements of a constant that may as well be on the host
 LARGEST_COPY = 64 << 10  # most bytes of a copy to the device that is reused in the next run
-MOST_COPIES = 64  # of one step: one for each different value
+MOST_BYTES = 4 << 20  # of such copies of one step: one for each different value
+BLOCK = 512  # bytes that the smallest copy takes
 Place = tuple[str, bool]  # a value's name, and True if the host has it; each has a slot of its own
 
 
@@ -56,7 +57,6 @@ class Program(NamedTuple):
     statistics: frozenset[str]  # inputs that batch normalisation updates in place
     writers: Mapping[int, frozenset[str]]  # index of a step: other inputs that it updates
     copied: frozenset[int]  # slots of results whose memory may be a constant's or an input's
-    uploads: tuple[Upload, ...]  # the steps that copy from host to device
 
 
 def node_runners(
@@ -82,35 +82,40 @@ def node_runners(
     return runners
 
 
-def on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[int]:
+def on_host(graph: Graph, runners: Mapping[int, Runner], also: Collection[str] = ()) -> set[int]:
     """Return the indices of the nodes that are computed on the host; runners: by node index.
 
     All their inputs are there (shapes, small constants, results of such nodes), and their results
-    are read there, or are no larger than the inputs.
+    are read there, or are no larger than the inputs. Of inputs that are fed to the host only what
+    is read there is computed there, as they may be large. also: outputs that are read there.
     """
-    read = _read_on_host(graph, runners)
+    read = _read_on_host(graph, runners, also)
     # Names of values that are, or may be, on the host.
     values = {name for name, array in graph.constants.items() if array.size <= SMALL}
     values.update(name for name in graph.constants if name in read)
+    fed = {item.name for item in graph.inputs if item.name in read} - values  # and what they make
     places = set()
     for i, node in enumerate(graph.nodes):
         runner = runners[i]
         data = [n for k, n in enumerate(node.inputs) if n and k not in runner.host]
         wanted = any(name in read for name in node.outputs)
-        fits = runner.follows and all(name in values for name in data)
-        if fits and (wanted or not runner.grows):
+        is_fed = not fed.isdisjoint(data)
+        fits = runner.follows and all(name in values or name in fed for name in data)
+        if fits and (wanted or not (runner.grows or is_fed)):
             places.add(i)
-            values.update(node.outputs)
+            (fed if is_fed else values).update(node.outputs)
         values.update(node.outputs[k] for k in runner.makes_host if k < len(node.outputs))
     return places
 
 
-def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
+def _read_on_host(
+    graph: Graph, runners: Mapping[int, Runner], also: Collection[str] = ()
+) -> set[str]:
     """Return the names of values that nodes read on the host, and of those they are made of.
 
-    runners: how each node is run, by its index.
+    runners: how each node is run, by its index. also: outputs that are read there.
     """
-    read: set[str] = set()
+    read = set(also)
     for i in reversed(range(len(graph.nodes))):
         node, runner = graph.nodes[i], runners[i]
         read.update(n for k, n in enumerate(node.inputs) if k in runner.host)
@@ -119,10 +124,11 @@ def _read_on_host(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
     return read
 
 
-def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
+def host_feeds(graph: Graph, runners: Mapping[int, Runner], also: Collection[str] = ()) -> set[str]:
     """Return the names of inputs that are fed to the host; runners: by a node's index.
 
-    Nodes read them there, or all nodes that read them take a number in place of an array.
+    Nodes read them there, or all nodes that read them take a number in place of an array. also:
+    outputs that are read there.
     """
     numbers: set[str] = set()
     arrays = {item.name for item in graph.outputs}
@@ -130,7 +136,7 @@ def host_feeds(graph: Graph, runners: Mapping[int, Runner]) -> set[str]:
         places = runners[i].host | runners[i].either
         for k, name in enumerate(node.inputs):
             (numbers if k in places else arrays).add(name)
-    return _read_on_host(graph, runners) | (numbers - arrays)
+    return _read_on_host(graph, runners, also) | (numbers - arrays)
 
 
 def coalesce(xp: Any, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -157,19 +163,24 @@ class Compiler:
     """
 
     def __init__(
-        self, graph: Graph, xp: Any, runners: Mapping[int, Runner], arrays: Collection[str] = ()
+        self,
+        graph: Graph,
+        xp: Any,
+        runners: Mapping[int, Runner],
+        arrays: Collection[str] = (),
+        read: Collection[str] = (),
     ) -> None:
         """Prepare; runners: by a node's index.
 
         arrays: names of inputs that stay on the device, though all their readers could take
-        numbers of the host.
+        numbers of the host. read: names of outputs that the caller reads on the host.
         """
         # _on_host: indices of nodes that the host computes. _updated: constants that nodes write.
         # _values: of each slot before the first step. _slots: by (value's name, is on host).
-        self._arrays = arrays
+        self._arrays, self._read = arrays, read
         self._graph, self._xp, self._runners = graph, xp, runners
         self._is_host = xp is np
-        self._on_host = on_host(graph, runners)
+        self._on_host = on_host(graph, runners, read)
         self._updated = {
             node.inputs[k]
             for i, node in enumerate(graph.nodes)
@@ -184,8 +195,8 @@ class Compiler:
 
     def compile(self) -> Program:
         """Return the program."""
-        read = _read_on_host(self._graph, self._runners)
-        numbers = host_feeds(self._graph, self._runners) - set(self._arrays)
+        read = _read_on_host(self._graph, self._runners, self._read)
+        numbers = host_feeds(self._graph, self._runners, self._read) - set(self._arrays)
         for item in self._graph.inputs:
             if item.name not in self._graph.constants:
                 place = self._is_host or item.name in read or item.name in numbers
@@ -197,7 +208,15 @@ class Compiler:
         filled = {slot for slot, value in enumerate(self._values) if value is not None}
         wanted, fed = {slot for _, slot in results}, {slot for slot, _ in self._feeds.values()}
         lasting = wanted | filled | fed | {ABSENT}
-        self._let_repeat(wanted)
+        written = written_slots(self._steps)
+        for slot, upload in self._uploads.items():
+            upload.repeats = slot not in written
+        self._steps = [
+            step._replace(run=partial(_run_owning, step.run))
+            if subgraphs(step.node) and not written.isdisjoint(step.outputs)
+            else step
+            for step in self._steps
+        ]
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         states = {n: slot for n, slot in constants.items() if n in self._updated}
         steps = with_dead_slots(with_gradients_in_place(self._steps, wanted), lasting)
@@ -211,8 +230,7 @@ class Compiler:
             states,
             self._coalesce(states.values()),
             *self._updated_feeds(steps),
-            aliases_of(self._steps, wanted, filled | of_parts | (fed - written_slots(self._steps))),
-            tuple(self._uploads.values()),
+            aliases_of(self._steps, wanted, {*filled, *of_parts, *self._uploads, *(fed - written)}),
         )
 
     def _coalesce(self, slots: Collection[int]) -> tuple[Any, ...]:
@@ -291,15 +309,6 @@ class Compiler:
         refuse_in_graph(self._xp, "a value of the device is needed on the host")
         return (each(self._xp.asnumpy, values[0]),)
 
-    def _let_repeat(self, wanted: set[int]) -> None:
-        """Let uploads reuse their copies in later runs, if no step and no caller may write them.
-
-        wanted: slots of results, which callers may write.
-        """
-        written = written_slots(self._steps) | owners_of(self._steps, wanted)
-        for slot, upload in self._uploads.items():
-            upload.repeats = slot not in written
-
     def _add(self, node: Node, runner: Runner, host: bool) -> None:
         """Add a node's step, behind copies of its inputs; host: it is computed there."""
         inputs = tuple(self._input(node, runner, k, host) for k in range(len(node.inputs)))
@@ -320,30 +329,59 @@ class Compiler:
         return self._slot_of(name, host or k in runner.host, node)
 
 
+def _run_owning(run: Run, values: list[Any]) -> Sequence[Any]:
+    """Return the results of a node's subgraphs, copied where they are no inputs of the node.
+
+    They may be constants or copies that later runs of the subgraphs read.
+    """
+    given = {id(a) for value in values for a in (value if isinstance(value, list) else [value])}
+    return [each(lambda a: a if id(a) in given else a.copy(), result) for result in run(values)]
+
+
 class Upload:
     """The run of a step that copies a value from host to device: `upload([value])` is `(copy,)`.
 
-    repeats: True if nobody writes the copies, so that an equal value later gets the same copy.
-    copies: those of small arrays, by dtype, shape and bytes.
+    repeats: True if no step writes the copies, so that an equal value later gets the same copy.
     """
 
-    def __init__(self, xp: Any) -> None:
-        self._xp, self.repeats = xp, False
-        self.copies: dict[object, Any] = {}
+    def __init__(self, xp: Any, repeats: bool = False) -> None:
+        self._xp, self.repeats = xp, repeats
+        self._copies: dict[object, Any] = {}  # of small arrays, by dtype, shape and bytes
+        self._nbytes = 0  # of these
+        self._graphs: Any = None
+        if hasattr(xp, "cuda"):
+            from ..device import graphs
+
+            self._graphs = graphs
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        """Return [values[0] on the device], an earlier copy of equal content if that may be."""
-        value = values[0]
-        if not self.repeats or not hasattr(value, "nbytes") or value.nbytes > LARGEST_COPY:
+        """Return [values[0] on the device]: an array, a list of arrays, or EMPTY."""
+        return (each(self.copy, values[0]),)
+
+    def copy(self, array: Any) -> Any:
+        """Return an array of the host on the device, an earlier copy if that may be."""
+        if not self.repeats or array.nbytes > LARGEST_COPY:
             refuse_in_graph(self._xp, "a value of the host is made anew in each step")
-            return (each(self._xp.asarray, value),)
-        form = value.dtype, value.shape, value.tobytes()
-        if form not in self.copies:
+            return self._xp.asarray(array)
+        form = array.dtype, array.shape, array.tobytes()
+        if form not in self._copies:
             refuse_in_graph(self._xp, "a value of the host is another than in the step before")
-            if len(self.copies) >= MOST_COPIES:
-                self.copies.clear()
-            self.copies[form] = self._xp.asarray(value)
-        return (self.copies[form],)
+            self._nbytes += align_up(array.nbytes or 1, BLOCK)
+            if self._nbytes > MOST_BYTES:
+                self._copies.clear()
+                self._nbytes = align_up(array.nbytes or 1, BLOCK)
+            self._copies[form] = self._lasting(array)
+        copy = self._copies[form]
+        if self._graphs is not None:
+            self._graphs.keep(copy)
+        return copy
+
+    def _lasting(self, array: Any) -> Any:
+        """Return a copy that outlives the run: in no memory that later runs write, as a plan's."""
+        if self._graphs is None:
+            return self._xp.asarray(array)
+        with self._xp.cuda.using_allocator(self._xp.get_default_memory_pool().malloc):
+            return self._xp.asarray(array)
 
 
 def refuse_in_graph(xp: Any, why: str) -> None:

@@ -117,31 +117,30 @@ def aliases_of(steps: Sequence[Step], slots: set[int], owners: set[int]) -> froz
     """
     reached = set(owners)
     for step in steps:
-        views = _views(step)
         for k, slot in enumerate(step.outputs):
-            passes = step.runner is not None and step.runner.keeps
-            sources = step.inputs if passes else step.inputs[views[k] :][:1] if k in views else ()
-            if not reached.isdisjoint(sources):
+            if not reached.isdisjoint(_sources(step, k)):
                 reached.add(slot)
     return frozenset(slots & reached)
 
 
 def written_slots(steps: Sequence[Step]) -> set[int]:
-    """Return the slots that steps update in place, and those that they are views of."""
-    written = {
-        step.inputs[k]
-        for step in steps
-        if step.runner
-        for k in step.runner.updates
-        if k < len(step.inputs)
-    }
-    return written | owners_of(steps, written)
+    """Return the slots that steps update in place, and those whose memory these may have."""
+    written: set[int] = set()
+    for step in reversed(steps):
+        updates = step.runner.updates if step.runner else ()
+        written.update(step.inputs[k] for k in updates if k < len(step.inputs))
+        for k, slot in enumerate(step.outputs):
+            if slot in written:
+                written.update(_sources(step, k))
+    return written
 
 
-def owners_of(steps: Sequence[Step], slots: set[int]) -> set[int]:
-    """Return, for slots that may be views, the slots whose memory that is; the others as is."""
-    owner = _owners(steps)
-    return {owner.get(slot, slot) for slot in slots}
+def _sources(step: Step, k: int) -> tuple[int, ...]:
+    """Return the slots of inputs whose memory a step's output k may have."""
+    if step.runner is not None and step.runner.keeps:
+        return step.inputs
+    views = _views(step)
+    return step.inputs[views[k] :][:1] if k in views else ()
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:

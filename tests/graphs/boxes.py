@@ -7,8 +7,10 @@ takes boxes and returns boxes, but for what its declaration says is on the host.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,11 +81,25 @@ class Device:
     def zeros(self, shape: Any, dtype: Any) -> Box:
         return Box(np.zeros(shape, dtype))
 
-    def stack(self, boxes: list[Box]) -> Box:
-        return Box(np.stack([opened(box) for box in boxes]))
+    def stack(self, boxes: list[Box], axis: int = 0) -> Box:
+        return Box(np.stack([opened(box) for box in boxes], axis))
+
+    def empty(self, shape: Any, dtype: Any) -> Box:
+        return Box(np.empty(shape, dtype))
 
     def zeros_like(self, box: Box, dtype: Any = None) -> Box:
         return Box(np.zeros_like(box.inside, dtype))
+
+
+class CapturedDevice(Device):
+    """A device whose steps may be captured, which refuses copies with the host meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuda = SimpleNamespace(using_allocator=lambda _: contextlib.nullcontext())
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(malloc=None)
 
 
 def opened(value: Any) -> Any:

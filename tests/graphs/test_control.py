@@ -231,3 +231,18 @@ def without_captures(node: onnx.NodeProto) -> onnx.NodeProto:
     del multiply.input[1]
     multiply.op_type = "Identity"
     return own
+
+
+def test_what_updates_a_branch_s_result_leaves_its_constant() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (bool c, float[2] x) => (float[2] y)
+        { b = If(c) <then_branch = t () => (float[2] a)
+        { a = Constant <value = float[2] {1.0, 1.0}> () },
+        else_branch = e () => (float[2] d) { d = Identity(x) }>
+        y = com.microsoft.InPlaceAccumulator(b, x) }"""
+    )
+    session = cto.onnx.Session(model)
+    for _ in range(3):
+        y = session.run({"c": np.array(True), "x": np.ones(2, np.float32)})["y"]
+        np.testing.assert_array_equal(y, [2, 2])

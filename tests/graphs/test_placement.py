@@ -47,18 +47,24 @@ def n_shapes(trained: Any) -> int:
     return 8 if names & {"Size", "Range", "Concat"} else 0
 
 
-def test_what_is_computed_on_the_device_is_fetched_where_a_shape_needs_it(device: Device) -> None:
+@pytest.mark.parametrize(
+    ("text", "n_fetched"), [("h = com.microsoft.InPlaceAccumulator(x, x)", 1), ("h = Neg(x)", 0)]
+)
+def test_what_is_computed_on_the_device_is_fetched_where_a_shape_needs_it(
+    text: str, n_fetched: int, device: Device
+) -> None:
+    """What the host can make of what it is fed is not computed on the device."""
     import onnx
 
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[M] y)
-        <int64 one = {1}> { n = NonZero(x) s = Shape(n) m = Slice(s, one, t)
-        k = Cast <to=7> (x) y = Expand(x, q) q = Mul(k, m) }"""
-        .replace("<int64 one = {1}>", "<int64[1] one = {1}, int64[1] t = {2}>")
-    )  # fmt: skip
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[N] x) => (float[M] y) <int64[1] one = {{1}}, int64[1] t = {{2}}>
+        {{ n = NonZero(x) s = Shape(n) m = Slice(s, one, t) {text} a = Abs(h)
+        k = Cast <to=7> (a) q = Mul(k, m) y = Expand(x, q) }}"""
+    )
     actual = cto.onnx.Session(model, device).run({"x": np.ones(1, np.float32)})
-    assert opened(actual["y"]).shape == (1,)
-    assert len(device.fetched) == 1
+    assert opened(actual["y"]).shape == (2 if n_fetched else 1,)
+    assert len(device.fetched) == n_fetched
 
 
 def host_values(text: str, device: Device, runs: int) -> list[np.ndarray]:
@@ -85,6 +91,8 @@ def test_what_is_sent_again_stays_on_the_device(device: Device) -> None:
         "y = com.microsoft.InPlaceAccumulator(f, z)",
         "g = Identity(f) y = com.microsoft.InPlaceAccumulator(g, z)",
         "g = Reshape(f, s5) h = com.microsoft.InPlaceAccumulator(g, z) y = Mul(h, z)",
+        "l = SequenceConstruct(f, z) n = Constant <value_int = 0> () g = SequenceAt(l, n) "
+        "y = com.microsoft.InPlaceAccumulator(g, z)",
     ],
 )
 def test_what_a_node_updates_is_sent_anew(text: str, device: Device) -> None:
@@ -94,6 +102,22 @@ def test_what_a_node_updates_is_sent_anew(text: str, device: Device) -> None:
     actual = host_values(text, device, 3)
     assert actual[0] == actual[1] == actual[2]
     assert len(device.sent) == 3
+
+
+def test_a_list_of_what_is_sent_is_the_callers(device: Device) -> None:
+    import onnx
+
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (seq(float[M]) y, float[K] f)
+        { s = Shape(x) f = Cast <to=1> (s) n = Neg(x) y = SequenceConstruct(f, n) }"""
+    )
+    actual = cto.onnx.Session(model, device)
+    for _ in range(3):
+        results = actual.run({"x": np.ones(5, np.float32)})
+        for box in (results["y"][0], results["f"]):
+            assert opened(box) == 5
+            box.fill(0)
+    assert len(device.sent) == 1 + 3  # and x
 
 
 @pytest.mark.parametrize("wrong", [None, "images", np.zeros((4, 1, 10, 10), bool)])

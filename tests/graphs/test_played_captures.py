@@ -16,11 +16,12 @@ import onnx
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.onnx import session, training
+from cupy_training_ops.onnx import control, session, training
 
 from . import boxes
-from .boxes import SLOW, Box, Device, batch, each, placed, state
+from .boxes import SLOW, Box, CapturedDevice, batch, each, placed, state
 
+graphs = pytest.importorskip("cupy_training_ops.device.graphs")
 capture = pytest.importorskip("cupy_training_ops.onnx.capture")
 
 
@@ -55,14 +56,14 @@ class Played(capture.Captures):
         return None
 
     @contextlib.contextmanager
-    def played(self, _stream: Any) -> Any:
+    def played(self, stream: Any) -> Any:
         """In place of a capture: what runs inside has written nothing."""
         fixed = [a for item in self._fixed.values() for a in listed(item)]
         arrays = [*fixed, *self._session.states.values()]
         before = [array.copy() for array in arrays]
-        actual = SimpleNamespace(graph=None)
         try:
-            yield actual
+            with graphs.capture(stream) as actual:
+                yield actual
         finally:
             for array, old in zip(arrays, before, strict=True):
                 array[...] = old
@@ -76,8 +77,11 @@ class Played(capture.Captures):
 @pytest.fixture
 def opened(monkeypatch):
     """Opens a session of the device whose captures are played, and one of NumPy's like it."""
-    monkeypatch.setattr(session, "node_runners", boxes.runners)
-    stream = SimpleNamespace(ptr=0)
+    for module in (session, control):
+        monkeypatch.setattr(module, "node_runners", boxes.runners)
+    stream = SimpleNamespace(ptr=0, begin_capture=lambda _: None)
+    stream.end_capture = lambda: SimpleNamespace(graph=None)
+    monkeypatch.setattr(graphs, "copies_with_the_host", lambda _: 0)
     nothing = contextlib.nullcontext
     side = SimpleNamespace(go_on=lambda _: None, beside=nothing, stream=stream)
     actual = SimpleNamespace(side_stream=lambda _: side, capture=None)
@@ -96,7 +100,7 @@ def opened(monkeypatch):
     monkeypatch.setattr(training, "_refuse_uncapturable", lambda *_: None)
 
     def both(name: str) -> Any:
-        return boxes.opened_beside(name, Device(), graph=True)
+        return boxes.opened_beside(name, CapturedDevice(), graph=True)
 
     return both
 
@@ -134,7 +138,7 @@ def test_sequences_and_parameters_of_the_host_are_fed_to_replays(rng) -> None:
     )
     played, plain = (
         cto.onnx.TrainingSession.from_model(model, loss="mse", frozen=["v"], **options)
-        for options in ({"xp": Device(), "graph": True}, {})
+        for options in ({"xp": CapturedDevice(), "graph": True}, {})
     )
     for i in range(16):
         s = [rng.random((n, 3), np.float32) for n in [(2, 3), (5,)][i % 2]]
@@ -208,7 +212,7 @@ def test_labels_of_a_form_are_compared_with_its_own_classes(rng) -> None:
     import onnx
 
     text = onnx.parser.parse_model(CONTRAST)
-    runs, plain = Played(cto.onnx.Session(text, Device()), {}), cto.onnx.Session(text)
+    runs, plain = Played(cto.onnx.Session(text, CapturedDevice()), {}), cto.onnx.Session(text)
     for n in (3, 3, 3, 5, 5, 5, 3, 5):
         feeds = {"x": rng.standard_normal((n, 4)).astype(np.float32), "labels": np.arange(n)}
         actual, expected = runs(feeds)["loss"], plain.run(feeds)["loss"]
@@ -216,3 +220,50 @@ def test_labels_of_a_form_are_compared_with_its_own_classes(rng) -> None:
         with pytest.raises(cto.ArgumentError, match=f"labels from 0 to {n - 1}, got {n}"):
             runs({**feeds, "labels": np.arange(n) + 1})
     assert all(form.graph is not None for form in runs._forms.values())
+
+
+TURN = "(int64 i, bool go, float[2] s) => (bool stays, float[2] r, float[2] y)"
+PARTS = {
+    "a number of the loop among arrays": (
+        f"""k = Constant <value_int = 100> () go = Constant <value = bool {{1}}> ()
+        l, y = Loop(k, go, x) <body = t {TURN} {{ stays = Identity(go) f = Cast <to = 1> (i)
+        r = Add(s, f) y = Mul(s, f) }}>"""
+    ),
+    "a condition that is a constant around": (
+        f"""k = Constant <value_int = 12> () on = Constant <value = bool {{1}}> ()
+        always = Constant <value = bool {{1}}> ()
+        l, y = Loop(k, on, x) <body = t {TURN} {{ stays = Identity(always) r = Neg(s)
+        y = Identity(s) }}>"""
+    ),
+    "a list of the host": (
+        """k = Shape(x) f = Cast <to = 1> (k) a = SequenceConstruct(f, f)
+        b = SequenceInsert(a, x) y = ConcatFromSequence <axis = 0> (b)"""
+    ),
+    "an empty list": (
+        """e = SequenceEmpty <dtype = 1> () b = SequenceInsert(e, x)
+        y = ConcatFromSequence <axis = 0> (b)"""
+    ),
+    "a value of the host out of a branch": (
+        """k = Shape(x) yes = Cast <to = 9> (k) f = Cast <to = 1> (k)
+        c = If(yes) <then_branch = t () => (float[1] a) { a = Neg(f) },
+        else_branch = e () => (float[1] b) { b = Identity(f) }> y = Mul(x, c)"""
+    ),
+}
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("text", PARTS.values(), ids=PARTS)
+def test_values_of_the_host_go_into_loops_and_lists(text: str, rng) -> None:
+    """The graph keeps their copies alive."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) {{ {text} }}'
+    )
+    runs, plain = Played(cto.onnx.Session(model, CapturedDevice()), {}), cto.onnx.Session(model)
+    for _ in range(4):
+        x = rng.standard_normal(2 if "Loop" in text else 1).astype(np.float32)
+        actual, expected = runs({"x": x})["y"], plain.run({"x": x})["y"]
+        np.testing.assert_array_equal(actual.inside, expected)
+        actual.inside[...] = 0
+    (form,) = runs._forms.values()
+    assert form.graph is not None
+    assert form.sent or "SequenceEmpty" in text or "always" in text

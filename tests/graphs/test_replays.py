@@ -367,3 +367,22 @@ def test_views_alone_are_the_callers() -> None:
         y = runs({"x": x})["y"]
         x[...] = -1
         assert (y.get() == i).all()
+
+
+@pytest.mark.gpu
+def test_loops_of_many_runs_are_captured(rng) -> None:
+    """CuPy's own stack of more than eight arrays copies their addresses from the host."""
+    runs = captured(
+        """g (float[2] x) => (float[2] r, float[100, 2] y) {
+        k = Constant <value_int = 100> () on = Constant <value = bool {1}> ()
+        r, y = Loop(k, on, x) <body = t (int64 i, bool go, float[2] s) =>
+        (bool stays, float[2] a, float[2] b)
+        { stays = Identity(go) f = Cast <to = 1> (i) a = Add(s, f) b = Sub(s, f) }> }"""
+    )
+    before = np.concatenate([[0], np.cumsum(np.arange(99))])
+    for _ in range(5):
+        x = rng.integers(-9, 9, 2).astype(np.float32)
+        actual = runs({"x": x})
+        np.testing.assert_array_equal(actual["r"].get(), x + 4950)
+        np.testing.assert_array_equal(actual["y"].get(), x + (before - np.arange(100))[:, None])
+    assert all(form.graph is not None for form in runs._forms.values())

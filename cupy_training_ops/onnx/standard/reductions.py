@@ -18,7 +18,7 @@ from ...errors import ArgumentError
 from ...registry import get_op
 from ..vectors import compute, dense
 from .elementwise import refuse_mixed, scalar
-from .table import HALVES, Array, Module, axis_of, in_float32, standard, wide
+from .table import HALVES, Array, Module, axis_of, in_float32, stack, standard, wide
 
 SUMMED = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))  # types that a kernel here sums
 Axes = Sequence[int] | None
@@ -429,7 +429,7 @@ def det_grad(xp: Module, dy: Array, x: Array) -> Array:
     u, s, v = xp.linalg.svd(x)
     places = range(x.shape[-1])
     others = [xp.concatenate([s[..., :i], s[..., i + 1 :]], axis=-1).prod(axis=-1) for i in places]
-    c = xp.stack(others, axis=-1) if others else s
+    c = stack(xp, others, -1) if others else s
     scale = dy * xp.linalg.det(u) * xp.linalg.det(v)
     return scale[..., None, None] * ((u * c[..., None, :]) @ v)
 

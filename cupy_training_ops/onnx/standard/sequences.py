@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ..graph import EMPTY, Value
-from .table import Array, Module, axis_of, standard
+from .table import Array, Module, axis_of, concatenate, stack, standard
 
 
 @standard("SequenceConstruct", keeps=True)
@@ -107,8 +107,8 @@ def concat_from_sequence(
     if not arrays:
         raise ArgumentError("input_sequence: expected at least one array, got none")
     if new_axis:
-        return xp.stack(arrays, axis=axis_of(axis, arrays[0].ndim + 1))
-    return xp.concatenate(arrays, axis=axis_of(axis, arrays[0].ndim))
+        return stack(xp, arrays, axis_of(axis, arrays[0].ndim + 1))
+    return concatenate(xp, arrays, axis_of(axis, arrays[0].ndim))
 
 
 # ---- optional values -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import numpy as np
 from ... import limits
 from ...dtypes import FLOAT32, FLOATS, Dtype, HostArray, dtype_name, dtype_names, to_dtype
 from ...errors import ArgumentError, DtypeError, shown
-from ...registry import get_op
 from ..stored import convert, graph_dtype
 from ..vectors import dense
 from .reductions import Axes, places
@@ -29,7 +28,7 @@ from .resampling import (
     weigh,
     within,
 )
-from .table import Array, Module, axis_of, standard, wide
+from .table import Array, Module, axis_of, concatenate, standard, wide
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -143,10 +142,7 @@ def tile(xp: Module, x: Array, repeats: Any) -> Array:
 
 @standard("Concat", since=4, noted=True)
 def concat(xp: Module, *arrays: Array, axis: int) -> Array:
-    if xp.__name__ != "cupy":
-        return xp.concatenate(arrays, axis)
-    parts = [dense(xp, x) for x in arrays]  # CuPy's sends addresses in each call
-    return get_op("ConcatTraining").shared(axis=axis)(parts, outputs=("concat_result",))[0]
+    return concatenate(xp, arrays, axis)
 
 
 def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
 from ...errors import ArgumentError, cut, shown
+from ...registry import get_op
 from ..graph import check_attributes
+from ..vectors import dense
 
 Array = Any
 Module = Any
@@ -143,6 +145,25 @@ def axis_of(axis: int, rank: int) -> int:
 def wide(x: Array) -> Array:
     """Return an array of a half type in float32; anything else as it is."""
     return x.astype(FLOAT32) if getattr(x, "dtype", None) in HALVES else x
+
+
+def concatenate(xp: Module, arrays: Sequence[Array], axis: int) -> Array:
+    """Return the arrays joined along an axis.
+
+    CuPy's function copies addresses of more than eight arrays to the device in each call, which a
+    captured graph cannot follow.
+    """
+    if getattr(xp, "__name__", "") != "cupy":
+        return xp.concatenate(arrays, axis)
+    parts = [dense(xp, x) for x in arrays]
+    return get_op("ConcatTraining").shared(axis=axis)(parts, outputs=("concat_result",))[0]
+
+
+def stack(xp: Module, arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Return the arrays joined along a new axis."""
+    if getattr(xp, "__name__", "") != "cupy":
+        return xp.stack(arrays, axis)
+    return concatenate(xp, [xp.expand_dims(x, axis) for x in arrays], axis)
 
 
 def in_float32(function: Callable[..., Array]) -> Callable[..., Array]:
