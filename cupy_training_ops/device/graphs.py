@@ -27,22 +27,22 @@ def owns_memory() -> bool:
     return getattr(_state, "captured", None) is not None
 
 
-def keep(array: Any) -> None:
-    """Keep an array alive with the graph that this thread captures, if it captures one."""
+def keep_alive(array: Any) -> None:
+    """Let an array live as long as the graph that this thread captures, if it captures one."""
     captured = getattr(_state, "captured", None)
     if captured is not None:
-        captured.kept.append(array)
+        captured.arrays.append(array)
 
 
 class Captured:
     """Result of a capture: CuPy's graph, None before the capture's end.
 
-    kept: arrays from outside that the graph reads; whoever has the graph has to keep them.
+    arrays: from outside, which the graph reads, and which have to live as long.
     """
 
     def __init__(self) -> None:
         self.graph: Any = None
-        self.kept: list[Any] = []
+        self.arrays: list[Any] = []
 
 
 @contextlib.contextmanager

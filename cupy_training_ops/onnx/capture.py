@@ -174,7 +174,7 @@ class Captures(Forms["_Form"]):
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.classes = self._session.labels.classes.copy()
-        form.sent = captured.kept
+        form.sent = captured.arrays
         form.own = self._own(results)
         return True
 

@@ -334,8 +334,8 @@ def _run_owning(run: Run, values: list[Any]) -> Sequence[Any]:
 
     They may be constants or copies that later runs of the subgraphs read.
     """
-    given = {id(a) for value in values for a in (value if isinstance(value, list) else [value])}
-    return [each(lambda a: a if id(a) in given else a.copy(), result) for result in run(values)]
+    inputs = {id(a) for value in values for a in (value if isinstance(value, list) else [value])}
+    return [each(lambda a: a if id(a) in inputs else a.copy(), result) for result in run(values)]
 
 
 class Upload:
@@ -373,7 +373,7 @@ class Upload:
             self._copies[form] = self._lasting(array)
         copy = self._copies[form]
         if self._graphs is not None:
-            self._graphs.keep(copy)
+            self._graphs.keep_alive(copy)
         return copy
 
     def _lasting(self, array: Any) -> Any:
