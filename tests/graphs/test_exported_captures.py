@@ -8,10 +8,12 @@ import pytest
 
 import cupy_training_ops as cto
 
-from .boxes import CapturedDevice, state
-from .test_any_model_on_gpu import ALL
-from .test_exported_models import exported, torch
-from .test_played_captures import is_captured, opened  # noqa: F401
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from .boxes import CapturedDevice, state  # noqa: E402
+from .test_any_model_on_gpu import ALL  # noqa: E402
+from .test_exported_models import exported  # noqa: E402
+from .test_played_captures import is_captured, opened  # noqa: E402, F401
 
 STEPS = 5
 
