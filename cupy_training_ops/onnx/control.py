@@ -23,6 +23,7 @@ from .standard.table import axis_of, stack
 from .steps import run_step
 
 Ints = tuple[int, ...]
+HOST_TYPES = np.ndarray, np.generic  # an element of an array is the latter
 
 
 def runs_graphs(node: Node) -> bool:
@@ -114,10 +115,10 @@ class _Compiled:
 
     def on_host(self, value: Any) -> Any:
         """Return a value (array, list of arrays, None) on the host."""
-        return each(self._on_host, value)
+        return value if self._xp is np else each(self._on_host, value)
 
     def _on_host(self, array: Any) -> Any:
-        if isinstance(array, np.ndarray):
+        if isinstance(array, HOST_TYPES):
             return array
         refuse_in_graph(self._xp, "a value of the device is needed on the host")
         return self._xp.asnumpy(array)
@@ -127,7 +128,7 @@ class _Compiled:
         return value if self._xp is np else each(self._on_device, value)
 
     def _on_device(self, array: Any) -> Any:
-        return self._upload.copy(array) if isinstance(array, np.ndarray) else array
+        return self._upload.copy(np.asarray(array)) if isinstance(array, HOST_TYPES) else array
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs, each on host or device as it was computed; inputs: by position.

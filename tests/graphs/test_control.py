@@ -51,6 +51,13 @@ NESTED = """(bool c, int64 n, float x) => (float y) {
     }"""
 
 
+SCALARS = """(float start, float[4] x) => (float y, float[4] all) {
+    y, all = Scan <num_scan_inputs = 1,
+        body = body (float s, float a) => (float t, float u) {
+            shape = Shape (a) t = Add (s, a) r = Reshape (t, shape) u = Mul (r, a) }> (start, x)
+    }"""
+
+
 def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {text}')
 
@@ -68,6 +75,11 @@ def compare(text: str, opset: int = 17, **feeds: Any) -> None:
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_branch_reads_values_around_it(chosen, rng) -> None:
     compare(IF, c=np.array(chosen), x=rng.standard_normal(3).astype(np.float32))
+
+
+def test_elements_of_an_array_are_scanned(rng) -> None:
+    """NumPy's are no arrays, but numbers with a type."""
+    compare(SCALARS, start=np.float32(2), x=rng.standard_normal(4).astype(np.float32))
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 100])
