@@ -32,8 +32,6 @@ struct YOutputs {
     E* lines;
     Acc<E>* sums;
     i64 positions;
-
-    __device__ __forceinline__ i64 pitch() const { return pitch_of_lines<E>(positions); }
 };
 
 // to[position][channel] = from[channel][position] for PANEL channels and positions, by way of
@@ -44,27 +42,31 @@ struct Transposer {
     static constexpr int PITCH = PANEL + 4 / sizeof(E);
     E* tile;
 
-    // Loads `tile` by vectors of V positions; zeros from channel `channels` and position
-    // `positions` on. plane: elements from a channel to the next.
-    template <int V>
-    __device__ __forceinline__ void load(const E* from, i32 plane, i32 channels, i32 positions) {
+    // Loads `tile` by vectors of V positions, or of V channels if these are last; zeros from channel
+    // `channels` and position `positions` on. pitch: elements from a channel to the next, or from a
+    // position.
+    template <int V, bool CHANNELS_LAST>
+    __device__ __forceinline__ void load(const E* from, i32 pitch, i32 channels, i32 positions) {
         using Loaded = vec::Vec<E, V>;
         constexpr int ACROSS = PANEL / V, DOWN = THREADS / ACROSS, COUNT = PANEL / DOWN;
-        const int position = threadIdx.x % ACROSS * V, first = threadIdx.x / ACROSS;
+        constexpr int OF_LINE = CHANNELS_LAST ? 1 : PITCH, OF_VECTOR = CHANNELS_LAST ? PITCH : 1;
+        const int in_line = threadIdx.x % ACROSS * V, first = threadIdx.x / ACROSS;
+        const i32 lines = CHANNELS_LAST ? positions : channels;
+        const i32 ends = CHANNELS_LAST ? channels : positions;
         Loaded loaded[COUNT];
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const int channel = first + i * DOWN;
+            const int line = first + i * DOWN;
             loaded[i] = Loaded{};
-            if (channel < channels && position < positions)
-                loaded[i] = *reinterpret_cast<const Loaded*>(
-                    from + static_cast<i64>(channel) * plane + position);
+            if (line < lines && in_line < ends)
+                loaded[i] = *reinterpret_cast<const Loaded*>(from + static_cast<i64>(line) * pitch +
+                                                             in_line);
         }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
 #pragma unroll
             for (int j = 0; j < V; ++j)
-                tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
+                tile[(first + i * DOWN) * OF_LINE + (in_line + j) * OF_VECTOR] = loaded[i].at[j];
     }
     // tile[channel * PITCH + position] = from[channel * plane + position], channel < min(channels,
     // PANEL), position < plane <= PANEL: planes lie side by side, so a vector of WIDTH may go on
@@ -92,29 +94,6 @@ struct Transposer {
                 position = ends ? 0 : position;
             }
         }
-    }
-    // tile[channel * PITCH + position] = from[position * pitch + channel], zeros from channel
-    // `channels` and position `positions` on: channels are last. Loaded by vectors of V channels.
-    template <int V>
-    __device__ __forceinline__ void load_lines(const E* from, i32 pitch, i32 channels,
-                                               i32 positions) {
-        using Loaded = vec::Vec<E, V>;
-        constexpr int ACROSS = PANEL / V, DOWN = THREADS / ACROSS, COUNT = PANEL / DOWN;
-        const int channel = threadIdx.x % ACROSS * V, first = threadIdx.x / ACROSS;
-        Loaded loaded[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            const int position = first + i * DOWN;
-            loaded[i] = Loaded{};
-            if (channel < channels && position < positions)
-                loaded[i] = *reinterpret_cast<const Loaded*>(
-                    from + static_cast<i64>(position) * pitch + channel);
-        }
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-#pragma unroll
-            for (int j = 0; j < V; ++j)
-                tile[(channel + j) * PITCH + first + i * DOWN] = loaded[i].at[j];
     }
     // The element of `tile` as it is multiplied.
     __device__ __forceinline__ E rounded(int channel, int position) const {
@@ -220,23 +199,23 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     const bool has_vectors =
         array.channels % vec::WIDTH<E> == 0 && reinterpret_cast<u64>(from) % 16 == 0;
     if (array.width < 0 && has_vectors)
-        transposer.template load_lines<vec::WIDTH<E>>(from, array.channels, channels, positions);
+        transposer.template load<vec::WIDTH<E>, true>(from, array.channels, channels, positions);
     else if (array.width < 0)
-        transposer.template load_lines<1>(from, array.channels, channels, positions);
+        transposer.template load<1, true>(from, array.channels, channels, positions);
     else if (array.width == vec::WIDTH<E>)
-        transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
+        transposer.template load<vec::WIDTH<E>, false>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)
-        transposer.template load<vec::WIDTH<E> / 2>(from, array.plane, channels, positions);
+        transposer.template load<vec::WIDTH<E> / 2, false>(from, array.plane, channels, positions);
     else if (array.width == 0)
         transposer.load_planes(from, array.plane, channels);
     else
-        transposer.template load<1>(from, array.plane, channels, positions);
+        transposer.template load<1, false>(from, array.plane, channels, positions);
     __syncthreads();
     if (to) transposer.store(to, array.padded, array.padded - channel, positions);
     if constexpr (sizeof(E) == 4) {
         const i32 count = min(positions, PANEL);
         if (more.lines) {
-            const i64 pitch = more.pitch(), end = line + count;
+            const i64 pitch = pitch_of_lines<E>(more.positions), end = line + count;
             transposer.store_lines(more.lines + (channel * pitch + line), pitch, channels, count,
                                    /*zeros=*/end == more.positions ? pitch - end : 0);
         }

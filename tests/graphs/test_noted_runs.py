@@ -357,7 +357,7 @@ def test_a_run_that_takes_other_memory_is_not_noted(opened_pair, monkeypatch) ->
 
 
 def test_copies_that_outlive_a_run_are_in_no_memory_of_a_plan(monkeypatch) -> None:
-    """A later run would write there, as of a loop with more numbers than copies are kept."""
+    """A later run would write there, as where a loop has more numbers than copies have room."""
     allocators: list[Any] = ["arena"]
     device = CapturedDevice()
 

@@ -53,7 +53,7 @@ def n_shapes(trained: Any) -> int:
 def test_what_is_computed_on_the_device_is_fetched_where_a_shape_needs_it(
     text: str, n_fetched: int, device: Device
 ) -> None:
-    """What the host can make of what it is fed is not computed on the device."""
+    """A value that the host can compute of what it is fed is not computed on the device."""
     import onnx
 
     model = onnx.parser.parse_model(

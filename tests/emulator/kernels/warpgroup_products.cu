@@ -108,7 +108,7 @@ extern "C" __global__ void by_stages(const unsigned* from, int count, float* to,
   store(d, to);
 }
 
-constexpr int PRODUCTS = 3, HELD_K = 8;  // products of a group, k of an A in registers
+constexpr int PRODUCTS = 3, IN_ROW = 8;  // products of a group, floats of a row of A
 
 // to = the sum of A B over `n_groups` groups of products, each of the next A, 64 rows of 8 floats,
 // and the same B in `memory`. The fault is one of the last group.
@@ -119,15 +119,15 @@ extern "C" __global__ void of_registers(const unsigned* memory, int n_words, con
   float d[EIGHTS][4] = {};
   for (int group = 0; group < n_groups; ++group) {
     const int is = group == n_groups - 1 ? fault : NONE;
-    unsigned held[PRODUCTS][4];
-    for (int i = 0; i < PRODUCTS; ++i, a += 64 * HELD_K)
-      for (int j = 0; j < 4; ++j) held[i][j] = a[(row + j % 2 * 8) * HELD_K + lane % 4 + j / 2 * 4];
+    unsigned words[PRODUCTS][4];
+    for (int i = 0; i < PRODUCTS; ++i, a += 64 * IN_ROW)
+      for (int j = 0; j < 4; ++j) words[i][j] = a[(row + j % 2 * 8) * IN_ROW + lane % 4 + j / 2 * 4];
     if (is != NO_FENCE) emulated_wgmma_fence();
     for (int i = 0; i < PRODUCTS; ++i)
       if (is == LANES_DIFFER && threadIdx.x == 5)
         emulated_wgmma<float, false, false>(d, 0, b);
       else
-        emulated_wgmma<float>(d, held[i], b);
+        emulated_wgmma<float>(d, words[i], b);
     emulated_wgmma_commit();
     if (is != NO_WAIT) emulated_wgmma_wait(0);
   }

@@ -169,7 +169,7 @@ const GroupProduct& of_lane(const Warp& warp, unsigned lane) {
 }
 
 // The warp's rows of an A in registers.
-std::vector<float> rows_held(const Warp& warp, Element type) {
+std::vector<float> rows_in_registers(const Warp& warp, Element type) {
   constexpr unsigned kSumsOver = kKBytes / sizeof(float);
   std::vector<float> rows(kRowsOfWarp * kSumsOver);
   for (unsigned lane = 0; lane < kWarpSize; ++lane)
@@ -196,7 +196,7 @@ void begin_products(Warp& warp) {
   const auto reads = std::make_shared<Reads>();
   std::vector<float> rows, columns;
   if (product.a_words)
-    rows = rows_held(warp, product.type);
+    rows = rows_in_registers(warp, product.type);
   else
     reads->read(Operand("A", product.a, product.a_transposed, site), product.type,
                 number % kWarpsOfGroup * kRowsOfWarp, kRowsOfWarp, rows, site);
